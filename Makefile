@@ -1,0 +1,39 @@
+# make test   everything CI runs, from nothing
+# make demo   the main job on the embedded default
+# make check  long proofs and benchmarks
+
+VENV   ?= .venv
+PYTHON ?= python3
+BIN    := $(VENV)/bin
+READY  := $(VENV)/ready
+
+# Nothing here may reach for a hub.
+export HF_HUB_OFFLINE = 1
+export HF_DATASETS_OFFLINE = 1
+export TOKENIZERS_PARALLELISM = false
+
+.PHONY: test lint types check demo clean
+
+test: lint types
+	$(BIN)/pytest -n 2 -m "not slow"
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+check: $(READY)
+	$(BIN)/pytest -m slow
+	$(BIN)/python benchmarks/step.py
+
+# torch comes first and by itself, so that no other package decides which build is taken.
+$(READY): constraints.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lab,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache

@@ -1,0 +1,50 @@
+"""Prune transformers while they are fine-tuned.
+
+The public names are imported on first use, so that `platon --help` does not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from platon.engine.hold import Hold, hold
+    from platon.engine.pruner import Pruner
+    from platon.engine.schedule import Constant, Cubic, Schedule
+    from platon.engine.score import Magnitude, Platon, Score
+    from platon.engine.units import Units, weights
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "platon.engine.hold": ("Hold", "hold"),
+    "platon.engine.pruner": ("Pruner",),
+    "platon.engine.schedule": ("Constant", "Cubic", "Schedule"),
+    "platon.engine.score": ("Magnitude", "Platon", "Score"),
+    "platon.engine.units": ("Units", "weights"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Constant",
+    "Cubic",
+    "Hold",
+    "Magnitude",
+    "Platon",
+    "Pruner",
+    "Schedule",
+    "Score",
+    "Units",
+    "__version__",
+    "hold",
+    "weights",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'platon' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

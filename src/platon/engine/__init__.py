@@ -1,0 +1,1 @@
+"""Prunes: imports torch and nothing else."""

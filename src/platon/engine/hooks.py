@@ -1,0 +1,178 @@
+"""The optimizer's own hooks: where pruning happens, and what can come between an optimizer and its gradients."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, SGD, Optimizer
+
+from platon.engine.score import Timing
+
+
+class Hooks:
+    """Calls `before` and `after` around each real step of an optimizer, with finite, unscaled gradients in place.
+
+    A step that a `GradScaler` skips, or that `on_nonfinite="skip"` cancels, calls `after` not at all.
+
+    Args:
+        optimizer: a torch optimizer, or a wrapper that holds one as `.optimizer` (accelerate's).
+        parameters: what the caller reads, by name.
+        reads: when the caller reads gradients, if at all.
+        on_nonfinite: "raise" or "skip"; `None`: gradients are not looked at.
+        before: called before the optimizer moves.
+        after: called after it moved.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        parameters: Mapping[str, nn.Parameter],
+        *,
+        reads: Timing | None,
+        on_nonfinite: Literal["raise", "skip"] | None,
+        before: Callable[[], None],
+        after: Callable[[], None],
+    ) -> None:
+        """Refuse what cannot work, then attach."""
+        self.optimizer = _unwrapped(optimizer)
+        _check_optimizer(self.optimizer, parameters, reads)
+        self.skipped_count = 0
+        self._parameters, self._reads, self._on_nonfinite = parameters, reads, on_nonfinite
+        self._call_before, self._call_after = before, after
+        self._skipping = False
+        self._put_aside: list[tuple[nn.Parameter, Tensor]] = []
+        self._versions: dict[str, int] = {}
+        self._handles = [
+            self.optimizer.register_step_pre_hook(self._before),
+            self.optimizer.register_step_post_hook(self._after),
+        ]
+
+    def detach(self) -> None:
+        """Leave the optimizer as it was."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        changed = _run_closure(args, kwargs)
+        with torch.no_grad():
+            self._skipping = self._found_inf() or self._nonfinite()
+            if not self._skipping:
+                self._unscale()
+                self._call_before()
+                if self._reads == "after":
+                    self._versions = {
+                        name: p.grad._version for name, p in self._parameters.items() if p.grad is not None
+                    }
+        return changed
+
+    @torch.no_grad()
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._skipping:
+            for parameter, gradient in self._put_aside:
+                parameter.grad = gradient
+            self._put_aside.clear()
+            return
+        for name, version in self._versions.items():
+            now = self._parameters[name].grad
+            if now is None or now._version != version:
+                raise RuntimeError(
+                    f"{type(self.optimizer).__name__} changed the gradient of {name!r} during its step, so |w g| "
+                    "cannot be measured after it; use timing='before', or another setting of the optimizer"
+                )
+        self._call_after()
+
+    def _found_inf(self) -> bool:
+        """Whether a `GradScaler` has told a fused optimizer to do nothing this time."""
+        found = getattr(self.optimizer, "found_inf", None)
+        return found is not None and bool(found)
+
+    def _unscale(self) -> None:
+        """Divide by the `GradScaler`'s scale, which fused optimizers otherwise do inside their step."""
+        scale = getattr(self.optimizer, "grad_scale", None)
+        if scale is not None:
+            for gradient in self._gradients().values():
+                gradient.div_(scale.to(gradient.device))
+            self.optimizer.grad_scale = None  # type: ignore[attr-defined]  # set by the scaler for this step alone
+
+    def _gradients(self) -> dict[nn.Parameter, Tensor]:
+        parameters = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+        return {parameter: parameter.grad for parameter in parameters if parameter.grad is not None}
+
+    def _nonfinite(self) -> bool:
+        """Whether the step has to be cancelled for a gradient that is not finite; or the error that names it."""
+        gradients = self._gradients()
+        if self._on_nonfinite is None or not gradients:
+            return False
+        # One number a gradient and one look at the device. A finite gradient may overflow its sum: then look closely.
+        device = next(iter(gradients.values())).device
+        sums = torch.stack([gradient.sum(dtype=torch.float32).to(device) for gradient in gradients.values()])
+        if bool(sums.isfinite().all()):
+            return False
+        bad = [parameter for parameter, gradient in gradients.items() if not bool(gradient.isfinite().all())]
+        if not bad:
+            return False
+        if self._on_nonfinite == "raise":
+            raise RuntimeError(
+                f"the gradient of {self._name(bad[0])} is not finite, one of {len(bad)} such in {len(gradients)}; "
+                "the weights are untouched: lower the learning rate, clip the gradients, or use on_nonfinite='skip'"
+            )
+        # An optimizer passes over parameters without a gradient, so without any it does nothing.
+        self._put_aside = list(gradients.items())
+        for parameter in gradients:
+            parameter.grad = None
+        self.skipped_count += 1
+        return True
+
+    def _name(self, parameter: nn.Parameter) -> str:
+        names = [repr(name) for name, ours in self._parameters.items() if ours is parameter]
+        return names[0] if names else f"a parameter of shape {tuple(parameter.shape)} that is not pruned"
+
+
+def _unwrapped(optimizer: Optimizer) -> Optimizer:
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    return optimizer
+
+
+def _check_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], reads: Timing | None) -> None:
+    if isinstance(optimizer, LBFGS):
+        raise ValueError(
+            "LBFGS takes many gradients in one step, so no step has a gradient of its own; use AdamW or SGD"
+        )
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for name, parameter in parameters.items():
+        if id(parameter) not in held:
+            raise ValueError(
+                f"the optimizer does not hold {name!r}; "
+                "build it from this model's parameters, or leave that one out with exclude"
+            )
+    if reads == "after" and isinstance(optimizer, SGD) and any(map(_overwrites_gradients, optimizer.param_groups)):
+        raise ValueError(
+            "SGD with nesterov=True and foreach overwrites the gradients during its step; "
+            "build it with foreach=False, or measure with timing='before'"
+        )
+
+
+def _overwrites_gradients(group: dict[str, Any]) -> bool:
+    foreach = group.get("foreach")
+    if foreach is None and not group.get(
+        "fused"
+    ):  # torch's own default: foreach wherever an accelerator has the weights
+        foreach = any(parameter.device.type != "cpu" for parameter in group["params"])
+    return bool(group.get("nesterov") and foreach)
+
+
+def _run_closure(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    """Run a closure now, so that its gradients are there before the step; the optimizer gets its loss."""
+    place = 1 if len(args) > 1 else "closure"  # args[0] is the optimizer
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if not callable(closure):
+        return None
+    with torch.enable_grad():
+        loss = closure()
+    if place == 1:
+        return (args[0], lambda: loss, *args[2:]), kwargs
+    return args, {**kwargs, "closure": lambda: loss}

@@ -1,0 +1,41 @@
+"""The eight GLUE tasks of the paper, with its metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from platon.lab.tasks import sequence
+from platon.lab.tasks.source import Source
+from platon.lab.tasks.task import Prepared, Request, Task
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a GLUE task and the names of its labels in the hub's order; None is a number from 0 to 5."""
+
+    texts: tuple[str, ...]
+    labels: tuple[str, ...] | None
+
+
+COLUMNS = {
+    "mnli": Columns(("premise", "hypothesis"), ("entailment", "neutral", "contradiction")),
+    "rte": Columns(("sentence1", "sentence2"), ("entailment", "not_entailment")),
+    "qnli": Columns(("question", "sentence"), ("entailment", "not_entailment")),
+    "mrpc": Columns(("sentence1", "sentence2"), ("not_equivalent", "equivalent")),
+    "qqp": Columns(("question1", "question2"), ("not_duplicate", "duplicate")),
+    "sst2": Columns(("sentence",), ("negative", "positive")),
+    "cola": Columns(("sentence",), ("unacceptable", "acceptable")),
+    "stsb": Columns(("sentence1", "sentence2"), None),
+}
+
+
+def prepare(task: Task, request: Request) -> Prepared:
+    """A GLUE task from the hub, from DIR/glue/<task>, or from DIR when that is the task's own folder."""
+    files = Source("nyu-mll/glue", task.name, (f"glue/{task.name}", task.name, "."))
+    # MNLI has two validation splits, and local copies may lack the second.
+    stored = {split: split if split == "validation" else f"validation_{split}" for split in task.splits}
+    wanted = {"train": True} | {stored[split]: split == task.splits[0] for split in task.splits}
+    found = files.read(request.data, wanted)
+    splits = {"train": found["train"]} | {name: found[s] for name, s in stored.items() if s in found}
+    columns = COLUMNS[task.name]
+    return sequence.prepare(task, request, splits, columns.texts, "label", columns.labels, task.metrics)

@@ -1,0 +1,126 @@
+"""The paper's metrics, as fractions (reports multiply by 100), written from their formulas; tests compare libraries.
+
+No result is ever NaN. What a formula leaves open is set to "no skill": Matthews and correlations of something constant
+are 0, F1 without a true positive is 0, and so is the correlation of predictions that are not finite (a diverged model).
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def classes(logits: NDArray[np.floating]) -> NDArray[np.int64]:
+    """The class with the largest logit; -1, never right, where a logit is NaN."""
+    found = np.argmax(logits, axis=-1).astype(np.int64)
+    return np.where(np.isnan(logits).any(axis=-1), -1, found)
+
+
+def accuracy(predicted: ArrayLike, labels: ArrayLike) -> float:
+    """Share of equal entries."""
+    return float(np.mean(np.asarray(predicted) == np.asarray(labels)))
+
+
+def f1(predicted: ArrayLike, labels: ArrayLike) -> float:
+    """2 TP / (2 TP + FP + FN), with 1 as the positive class."""
+    said, true = np.asarray(predicted) == 1, np.asarray(labels) == 1
+    hits = int(np.sum(said & true))
+    return 2 * hits / int(said.sum() + true.sum()) if hits else 0.0
+
+
+def matthews(predicted: ArrayLike, labels: ArrayLike) -> float:
+    r"""Matthews correlation for any number of classes (Gorodkin's R_K), from the confusion counts.
+
+    (c s - Σ p_k t_k) / √((s² - Σ p_k²)(s² - Σ t_k²)): s rows, c right, p_k said to be k, t_k being k.
+    """
+    said, true = np.asarray(predicted), np.asarray(labels)
+    names = np.union1d(said, true)
+    p = np.array([np.sum(said == k) for k in names], dtype=np.float64)
+    t = np.array([np.sum(true == k) for k in names], dtype=np.float64)
+    rows, right = len(true), float(np.sum(said == true))
+    spread = (rows**2 - p @ p) * (rows**2 - t @ t)
+    return float((right * rows - p @ t) / np.sqrt(spread)) if spread > 0 else 0.0
+
+
+def pearson(predicted: ArrayLike, labels: ArrayLike) -> float:
+    """Covariance over the product of the standard deviations."""
+    x, y = np.asarray(predicted, dtype=np.float64), np.asarray(labels, dtype=np.float64)
+    if not (np.isfinite(x).all() and np.isfinite(y).all()) or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return 0.0
+    # Scaled before squaring, so that tiny and huge numbers neither underflow nor overflow.
+    x, y = x - x.mean(), y - y.mean()
+    x, y = x / np.abs(x).max(), y / np.abs(y).max()
+    return float(np.clip(x @ y / np.sqrt((x @ x) * (y @ y)), -1, 1))
+
+
+def spearman(predicted: ArrayLike, labels: ArrayLike) -> float:
+    """Pearson of the ranks; equal values share their mean rank."""
+    x = np.asarray(predicted, dtype=np.float64)
+    return pearson(_ranks(x), _ranks(np.asarray(labels, dtype=np.float64))) if np.isfinite(x).all() else 0.0
+
+
+def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+
+
+def normalise(answer: str) -> str:
+    """SQuAD's: lower case, no punctuation, no articles, single spaces."""
+    return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def exact_match(answer: str, gold: str) -> float:
+    """1 when both are equal after normalisation."""
+    return float(normalise(answer) == normalise(gold))
+
+
+def overlap_f1(answer: str, gold: str) -> float:
+    """F1 of the words that both share, after normalisation; two answers without any word left agree."""
+    said, true = normalise(answer).split(), normalise(gold).split()
+    if not said or not true:
+        return float(said == true)
+    hits = sum((Counter(said) & Counter(true)).values())
+    return 2 * hits / (len(said) + len(true)) if hits else 0.0
+
+
+def squad(answers: Sequence[str], golds: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Mean over the questions of the best agreement with any of the gold answers."""
+
+    def mean(agreement: Callable[[str, str], float]) -> float:
+        return float(np.mean([max(agreement(a, g) for g in gold) for a, gold in zip(answers, golds, strict=True)]))
+
+    return {"f1": mean(overlap_f1), "exact_match": mean(exact_match)}
+
+
+#: What the text tasks name, by (predicted, labels).
+METRICS: dict[str, Callable[[ArrayLike, ArrayLike], float]] = {
+    "accuracy": accuracy,
+    "f1": f1,
+    "matthews": matthews,
+    "pearson": pearson,
+    "spearman": spearman,
+}
+
+
+def score(
+    split: str, predictions: Any, labels: ArrayLike, *, metrics: Sequence[str], regression: bool = False
+) -> dict[str, float]:
+    """The named metrics of a model's logits; regression reads them as they are."""
+    # Some models return more than logits.
+    logits = np.asarray(predictions[0] if isinstance(predictions, tuple) else predictions)
+    said = logits.reshape(-1) if regression else classes(logits)
+    return {name: METRICS[name](said, labels) for name in metrics}
+
+
+def chance(labels: ArrayLike, metrics: Sequence[str], *, regression: bool = False) -> dict[str, float]:
+    """What always giving the same label reaches at best, metric by metric; a constant number correlates 0."""
+    true = np.asarray(labels)
+    guesses = [] if regression else [np.full(len(true), label) for label in np.unique(true)]
+    return {name: max((METRICS[name](guess, true) for guess in guesses), default=0.0) for name in metrics}

@@ -1,0 +1,198 @@
+"""CIFAR-100, ImageNet and the user's own images."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+from transformers import (
+    PreTrainedModel,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessorPil,
+    default_data_collator,
+)
+
+from platon.lab.errors import UserError
+from platon.lab.tasks.metrics import chance, score
+from platon.lab.tasks.model import Pretrained, name_labels
+from platon.lab.tasks.picture import Column, Pictures, digest, read_folder
+from platon.lab.tasks.source import Source, Split, listing
+from platon.lab.tasks.task import Prepared, Request, Task
+
+
+@dataclass(frozen=True)
+class Layout:
+    """An image dataset of the hub and its columns; `folders` are where a local copy with a folder a class may lie."""
+
+    source: Source
+    image: str
+    label: str
+    classes: int
+    folders: tuple[str, ...] = ()
+
+
+LAYOUTS = {
+    "cifar100": Layout(
+        Source("uoft-cs/cifar100", None, ("cifar100", "cifar100/cifar100", ".")), "img", "fine_label", 100
+    ),
+    "imagenet": Layout(
+        Source("ILSVRC/imagenet-1k", None, ("imagenet/data", "imagenet-1k/data", "imagenet", "data", ".")),
+        "image",
+        "label",
+        1000,
+        ("imagenet", "imagenet-1k", "."),
+    ),
+}
+
+
+def prepare(task: Task, request: Request) -> Prepared:
+    """Images from the hub, from its parquet files, or from a folder a class."""
+    splits, names = _read(task, request.data)
+    labels = name_labels(names)
+    model: Scratch | Resizable
+    if request.model is None and task.model is None:
+        model = Scratch(small_vit(request.image_size or 32, **labels))
+    else:
+        model = Resizable(task, request, **labels)
+    processor = model.processor()
+    splits = {
+        name: replace(
+            pictures.take(request.train_rows if name == "train" else request.eval_rows),
+            processor=processor,
+            augment=request.augment and name == "train",
+        )
+        for name, pictures in splits.items()
+    }
+    fingerprint = digest(splits)
+    train = splits.pop("train")
+    return Prepared(
+        build=model.build,
+        train=train,
+        evaluation=dict(splits),
+        collate=default_data_collator,
+        score=partial(score, metrics=task.metrics),
+        chance={name: chance(pictures.used_labels(), task.metrics) for name, pictures in splits.items()},
+        metrics=task.metrics,
+        fingerprint=fingerprint,
+        processor=processor,
+    )
+
+
+def small_vit(image_size: int, **labels: Any) -> ViTConfig:
+    """2.7 M weights in 6 layers: what two cores can train on 32 px images."""
+    return ViTConfig(
+        image_size=image_size,
+        patch_size=4,
+        hidden_size=192,
+        num_hidden_layers=6,
+        num_attention_heads=3,
+        intermediate_size=768,
+        **labels,
+    )
+
+
+class Scratch:
+    """A ViT built from config, with random weights."""
+
+    def __init__(self, config: ViTConfig, **settings: Any) -> None:
+        """`settings` are the image processor's, beside the size."""
+        self.config, self.settings = config, settings
+
+    def processor(self) -> Any:
+        """An image processor for its size."""
+        size: Any = self.config.image_size
+        return ViTImageProcessorPil(size={"height": size, "width": size}, **self.settings)
+
+    def build(self) -> PreTrainedModel:
+        """A new model each time."""
+        return ViTForImageClassification(copy.deepcopy(self.config))
+
+
+class Resizable(Pretrained):
+    """A pre-trained model for images of the size that the user asks for."""
+
+    def __init__(self, task: Task, request: Request, **config: Any) -> None:
+        """Refuse a size that the model cannot take."""
+        super().__init__(task, request, **config)
+        self.size = request.image_size
+        patch = getattr(self.config, "patch_size", None)
+        if self.size is not None and isinstance(patch, int) and self.size % patch:
+            raise UserError(f"image_size {self.size} is not a multiple of the patch size {patch} of {self.name!r}")
+
+    def processor(self, **changes: Any) -> Any:
+        """The model's own, set to the size."""
+        processor = super().processor(**changes)
+        if self.size is None:
+            return processor
+        square = {"height": self.size, "width": self.size}
+        # Those that scale the shorter side and cut out the middle keep doing so.
+        changes = {"size": square if "height" in processor.size else {"shortest_edge": self.size}}
+        if getattr(processor, "do_center_crop", False):
+            changes["crop_size"] = square
+        return super().processor(**changes)
+
+    def build(self) -> PreTrainedModel:
+        """The weights; position embeddings are interpolated once, so that the saved model needs no special call."""
+        model = super().build()
+        if self.size is not None and self.size != model.config.image_size:
+            resize_positions(model, self.size)
+        return model
+
+
+def resize_positions(model: PreTrainedModel, size: int) -> None:
+    """Make a ViT take images of another size."""
+    able = (m for m in model.modules() if hasattr(m, "interpolate_pos_encoding") and hasattr(m, "patch_embeddings"))
+    place: Any = next(able, None)
+    old = getattr(place, "position_embeddings", None)
+    if place is None or not isinstance(old, torch.nn.Parameter):
+        raise UserError(f"image_size cannot be changed for a model of type {model.config.model_type!r}; leave it out")
+    patches = place.patch_embeddings
+    extra = old.shape[1] - patches.num_patches  # the class token, and DeiT's second one
+    count = (size // model.config.patch_size) ** 2
+    with torch.no_grad():
+        new = place.interpolate_pos_encoding(old.new_zeros(1, extra + count, old.shape[2]), size, size)
+    place.position_embeddings = torch.nn.Parameter(new.clone())
+    patches.image_size, patches.num_patches = (size, size), count
+    place.image_size = (size, size)
+    model.config.image_size = size
+
+
+def _read(task: Task, data: Path | None) -> tuple[dict[str, Pictures], tuple[str, ...]]:
+    layout = LAYOUTS.get(task.name)
+    if layout is None and data is None:
+        raise UserError(
+            "the task images needs your data: give a folder with train/CLASS/ and validation/CLASS/ with --data"
+        )
+    if data is not None and (layout is None or layout.folders):
+        found = read_folder(data, layout.folders if layout else (".",))
+        if found is not None:
+            return found
+    if layout is None:
+        assert data is not None
+        raise UserError(f"{data} has no folder train with a folder for each class; it holds: {listing(data)}")
+    evaluation = task.splits[0]
+    splits = layout.source.read(data, {"train": True, evaluation: True})
+    pictures = {}
+    for name, split in splits.items():
+        split.require((layout.image, layout.label)).require_labels(layout.label, layout.classes)
+        labels = split.rows.data.column(layout.label).to_numpy().astype(np.int64)
+        pictures[name] = Pictures(Column(split, layout.image), labels, np.arange(len(labels)))
+    return pictures, _names(splits["train"], layout)
+
+
+def _names(split: Split, layout: Layout) -> tuple[str, ...]:
+    """The classes as the hub names them, from a list beside the local file, or else as numbers."""
+    feature = split.rows.features[layout.label]
+    if isinstance(feature, datasets.ClassLabel):
+        return tuple(feature.names)
+    beside = Path(split.where).parent / f"{layout.label}_names.json"
+    names = json.loads(beside.read_text()) if beside.is_file() else range(layout.classes)
+    return tuple(str(name) for name in names)
