@@ -61,6 +61,10 @@ def test_cifar_builds_its_own_model(cifar: Path) -> None:
     assert config.id2label[7] == "7"
     (cifar / "cifar100" / "fine_label_names.json").write_text(json.dumps([f"name {n}" for n in range(100)]))
     assert find("cifar100").prepare(Request(data=cifar)).build().config.id2label[7] == "name 7"
+    for content, sentence in {"[]": "must name 100 classes, but names 0", "[1, ": "is no list of names"}.items():
+        (cifar / "cifar100" / "fine_label_names.json").write_text(content)
+        with pytest.raises(UserError, match=sentence):
+            find("cifar100").prepare(Request(data=cifar))
 
 
 def test_cifar_from_the_hub_is_the_same(cifar: Path, monkeypatch: pytest.MonkeyPatch) -> None:

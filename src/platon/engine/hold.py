@@ -18,7 +18,7 @@ class Hold:
             name: kernels.pack((matrix.detach() != 0).view(-1)) for name, matrix in self.units.matrices.items()
         }
         self._hooks = Hooks(
-            optimizer, self.units.matrices, reads=None, on_nonfinite=None, before=lambda: None, after=self._after
+            model, optimizer, self.units.matrices, reads=None, on_nonfinite=None, before=lambda: None, after=self._after
         )
 
     def _after(self) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Optimizer
 
 from platon.engine.score import Timing
+from platon.engine.units import plain_name
 
 
 class Hooks:
@@ -16,6 +17,7 @@ class Hooks:
     A step that a `GradScaler` skips, or that `on_nonfinite="skip"` cancels, calls `after` not at all.
 
     Args:
+        model: knows the parameters' names.
         optimizer: a torch optimizer, or a wrapper that holds one as `.optimizer` (accelerate's).
         parameters: what the caller reads, by name.
         reads: when the caller reads gradients, if at all.
@@ -26,6 +28,7 @@ class Hooks:
 
     def __init__(
         self,
+        model: nn.Module,
         optimizer: Optimizer,
         parameters: Mapping[str, nn.Parameter],
         *,
@@ -38,11 +41,13 @@ class Hooks:
         self.optimizer = _unwrapped(optimizer)
         _check_optimizer(self.optimizer, parameters, reads)
         self.skipped_count = 0
-        self._parameters, self._reads, self._on_nonfinite = parameters, reads, on_nonfinite
+        self._model, self._parameters, self._reads, self._on_nonfinite = model, parameters, reads, on_nonfinite
         self._call_before, self._call_after = before, after
         self._skipping = False
         self._put_aside: list[tuple[nn.Parameter, Tensor]] = []
-        self._versions: dict[str, int] = {}
+        self._first = True
+        #: gradient, its version and, at the first step, its sum; by name, while the optimizer works
+        self._watched: dict[str, tuple[Tensor, int, Tensor | None]] = {}
         self._handles = [
             self.optimizer.register_step_pre_hook(self._before),
             self.optimizer.register_step_post_hook(self._after),
@@ -61,9 +66,7 @@ class Hooks:
                 self._unscale()
                 self._call_before()
                 if self._reads == "after":
-                    self._versions = {
-                        name: p.grad._version for name, p in self._parameters.items() if p.grad is not None
-                    }
+                    self._watched = self._watch()
         return changed
 
     @torch.no_grad()
@@ -73,14 +76,28 @@ class Hooks:
                 parameter.grad = gradient
             self._put_aside.clear()
             return
-        for name, version in self._versions.items():
-            now = self._parameters[name].grad
-            if now is None or now._version != version:
+        watched, self._watched = self._watched, {}
+        for name, (gradient, version, total) in watched.items():
+            same = self._parameters[name].grad is gradient and gradient._version == version
+            if not same or (total is not None and bool(total != gradient.sum(dtype=torch.float64))):
                 raise RuntimeError(
                     f"{type(self.optimizer).__name__} changed the gradient of {name!r} during its step, so |w g| "
                     "cannot be measured after it; use timing='before', or another setting of the optimizer"
                 )
+        self._first = False
         self._call_after()
+
+    def _watch(self) -> dict[str, tuple[Tensor, int, Tensor | None]]:
+        """What tells whether the optimizer writes to a gradient.
+
+        What it writes through `.data` leaves the version alone. An optimizer that does so does it always, so the sums
+        are looked at once.
+        """
+        return {
+            name: (p.grad, p.grad._version, p.grad.sum(dtype=torch.float64) if self._first else None)
+            for name, p in self._parameters.items()
+            if p.grad is not None
+        }
 
     def _found_inf(self) -> bool:
         """Whether a `GradScaler` has told a fused optimizer to do nothing this time."""
@@ -109,12 +126,12 @@ class Hooks:
         sums = torch.stack([gradient.sum(dtype=torch.float32).to(device) for gradient in gradients.values()])
         if bool(sums.isfinite().all()):
             return False
-        bad = [parameter for parameter, gradient in gradients.items() if not bool(gradient.isfinite().all())]
+        bad = [parameter for parameter, gradient in gradients.items() if not _is_finite(gradient)]
         if not bad:
             return False
         if self._on_nonfinite == "raise":
             raise RuntimeError(
-                f"the gradient of {self._name(bad[0])} is not finite, one of {len(bad)} such in {len(gradients)}; "
+                f"the gradient of {self._name(bad[0])} is not finite ({len(bad)} of {len(gradients)} are not); "
                 "the weights are untouched: lower the learning rate, clip the gradients, or use on_nonfinite='skip'"
             )
         # An optimizer passes over parameters without a gradient, so without any it does nothing.
@@ -125,15 +142,22 @@ class Hooks:
         return True
 
     def _name(self, parameter: nn.Parameter) -> str:
-        names = [repr(name) for name, ours in self._parameters.items() if ours is parameter]
-        return names[0] if names else f"a parameter of shape {tuple(parameter.shape)} that is not pruned"
+        names = [repr(plain_name(name)) for name, ours in self._model.named_parameters() if ours is parameter]
+        return names[0] if names else f"a parameter of shape {tuple(parameter.shape)} that is not in the model"
+
+
+def _is_finite(gradient: Tensor) -> bool:
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient  # an embedding's may be sparse
+    return bool(values.isfinite().all())
 
 
 def _unwrapped(optimizer: Optimizer) -> Optimizer:
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        raise TypeError(
+            f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}; give what trains the model"
+        )
     return optimizer
 
 

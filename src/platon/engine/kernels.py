@@ -8,6 +8,7 @@ import functools
 import shutil
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -125,7 +126,9 @@ def can_compile(device: str) -> bool:
         return False
     try:
         probe = torch.zeros(256, device=device)
-        _compiled(torch.Tensor.add_)(probe, 1)
+        with warnings.catch_warnings():  # where warnings are errors, torch's own about itself would decide the path
+            warnings.simplefilter("ignore")
+            _compiled(torch.Tensor.add_)(probe, 1)
     except Exception:  # a broken tool chain fails in many ways, and each means the same
         return False
     return bool(probe.sum().item() == probe.numel())
@@ -255,7 +258,7 @@ class Scored:
             found = part._pass(_bracket)(part.weight, low, high, *part.state.values())
             numbers.append(found[0])
             within.append(found[1])
-        if whole < self.size:
+        if whole < self.size or not self.size:  # what is behind the last whole block, or nothing: a rank's empty shard
             value = self.peek(torch.arange(whole, self.size, device=self.device))
             inside = ((value >= low) & (value <= high)).sum(dtype=torch.float32)
             numbers.append(torch.stack([(value > high).sum(), inside, inside > 0]).double())

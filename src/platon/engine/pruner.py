@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from platon.engine import kernels
 from platon.engine.hooks import Hooks
-from platon.engine.schedule import Schedule
+from platon.engine.schedule import Schedule, checked_keep
 from platon.engine.score import Platon, Score, State, checked_choice
 from platon.engine.select import Pivots, find_cut, pick_pivots, sample_index
 from platon.engine.units import Units, weights
@@ -88,6 +88,10 @@ class Pruner:
     ) -> None:
         """Attach to the optimizer; nothing is pruned before the schedule says so."""
         checked_choice(on_nonfinite, "on_nonfinite", ("raise", "skip"))
+        if score is not None and not isinstance(score, Score):
+            raise TypeError(f"score must be a method such as platon.Platon(), got {score!r}")
+        if not callable(schedule):
+            raise TypeError(f"schedule must give a share for a step, as platon.Constant(0.1) does, got {schedule!r}")
         self.score = Platon() if score is None else score
         self.schedule = schedule
         self.units = weights(model) if units is None else units
@@ -99,6 +103,7 @@ class Pruner:
         self._fused = kernels.worth_compiling(self._total, self._matrices[0].device)
         self._index: list[Tensor] | None = None
         self._hooks = Hooks(
+            model,
             optimizer,
             {matrix.name: matrix.parameter for matrix in self._matrices},
             reads=self.score.reads,
@@ -149,6 +154,8 @@ class Pruner:
     def _after(self) -> None:
         self.step_count += 1
         keep = self.schedule(self.step_count)
+        if keep is not None:
+            keep = checked_keep(float(keep), f"the schedule's share at step {self.step_count}")  # it may be the user's
         pivots = self._update(self.step_count, keep) if self.score.reads == "after" else None
         if keep is not None:
             self._select(keep, pivots)
@@ -264,11 +271,11 @@ def _locate(model: nn.Module, units: Units, score: Score) -> list[_Matrix]:
 
 def _first_difference(mine: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     """What first tells two states apart for good, in words."""
+    if other.get("format", FORMAT) != FORMAT:
+        return f"its format is {other['format']}, this version of platon reads {FORMAT}"
     missing = next((key for key in mine if key not in other), None)
     if missing:
         return f"it has no {missing!r}, so it is not a whole pruner state"
-    if other["format"] != FORMAT:
-        return f"its format is {other['format']}, this version of platon reads {FORMAT}"
     for key, what in (("method", "method"), ("settings", "setting"), ("shapes", "parameter")):
         ours, theirs = mine[key], other[key]
         if not isinstance(ours, Mapping):
@@ -280,7 +287,7 @@ def _first_difference(mine: Mapping[str, Any], other: Mapping[str, Any]) -> str 
                 return f"{what} {name!r} is {theirs[name]!r} in the state and {ours[name]!r} in the pruner"
     for name, tensor in mine["tensors"].items():
         given = other["tensors"].get(name)
-        if given is None or given.shape != tensor.shape or given.dtype != tensor.dtype:
-            found = "missing" if given is None else f"{given.dtype} {tuple(given.shape)}"
+        if not isinstance(given, Tensor) or given.shape != tensor.shape or given.dtype != tensor.dtype:
+            found = f"{given.dtype} {tuple(given.shape)}" if isinstance(given, Tensor) else "missing"
             return f"tensor {name!r} is {found} in the state and {tensor.dtype} {tuple(tensor.shape)} in the pruner"
     return None

@@ -59,6 +59,7 @@ class Cut:
     def zero(self, shards: Sequence[Scored], bits: Sequence[Tensor]) -> None:
         """Zero the weights that go, and write to `bits` which stay."""
         beyond = torch.nextafter(self.value, torch.full_like(self.value, math.inf))
+        beyond = torch.where(beyond == self.value, torch.nan, beyond)  # nothing is above infinity, and no score reaches NaN
         room = max(shard.size for shard in shards)
         scratch = {device: torch.empty(room, dtype=torch.uint8, device=device) for device in {s.device for s in shards}}
         for shard, last, target in zip(shards, self.lasts(shards), bits, strict=True):
@@ -116,7 +117,8 @@ def pick_pivots(sample: Tensor, k: int, total: int) -> Pivots:
         window = sample.topk(last + 1).values[first:]
     else:
         window = sample.topk(size - first, largest=False).values[size - 1 - last :].flip(0)
-    near = slice(max(math.floor(middle - 2 * spread) - first, 0), math.ceil(middle + 2 * spread) - first + 2)
+    start = min(max(math.floor(middle - 2 * spread) - first, 0), window.numel() - 1)
+    near = slice(start, math.ceil(middle + 2 * spread) - first + 2)
     keys = _keys(window[near])
     edge = (keys[:-1] - keys[1:]).argmax().clamp(min=0) if keys.numel() > 1 else torch.zeros_like(keys[0])
     gap = _numbers((keys[edge] + keys[(edge + 1).clamp(max=keys.numel() - 1)]).div(2, rounding_mode="floor"))

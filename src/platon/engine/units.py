@@ -39,6 +39,8 @@ def weights(model: nn.Module, include: Patterns | None = None, exclude: Patterns
             the dotted name (`attention.self`).
         exclude: leave out what matches one of these.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; the model comes first")
     found = {plain_name(name): matrix for name, matrix in matrices(model).items()}
     if include is not None:
         chosen = _matching(found, include)
@@ -49,7 +51,7 @@ def weights(model: nn.Module, include: Patterns | None = None, exclude: Patterns
     if not found:
         raise ValueError(
             f"{type(model).__name__} has no prunable matrix left; give a model with trainable linear layers, "
-            "or a wider include or exclude"
+            "a wider include or a narrower exclude"
         )
     return Units(found)
 

@@ -1,1 +1,1 @@
-
+"""Trains: tasks, recipes, the Trainer bridge, and runs."""

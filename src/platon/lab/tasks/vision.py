@@ -24,7 +24,7 @@ from platon.lab.errors import UserError
 from platon.lab.tasks.metrics import chance, score
 from platon.lab.tasks.model import Pretrained, name_labels
 from platon.lab.tasks.picture import Column, Pictures, digest, read_folder
-from platon.lab.tasks.source import Source, Split, listing
+from platon.lab.tasks.source import Source, Split, first_line, listing
 from platon.lab.tasks.task import Prepared, Request, Task
 
 
@@ -95,6 +95,7 @@ def small_vit(image_size: int, **labels: Any) -> ViTConfig:
         num_hidden_layers=6,
         num_attention_heads=3,
         intermediate_size=768,
+        initializer_range=0.05,  # as for digits: 0.02 is made for wider models
         **labels,
     )
 
@@ -194,5 +195,14 @@ def _names(split: Split, layout: Layout) -> tuple[str, ...]:
     if isinstance(feature, datasets.ClassLabel):
         return tuple(feature.names)
     beside = Path(split.where).parent / f"{layout.label}_names.json"
-    names = json.loads(beside.read_text()) if beside.is_file() else range(layout.classes)
-    return tuple(str(name) for name in names)
+    if not beside.is_file():
+        return tuple(str(number) for number in range(layout.classes))
+    try:
+        names = tuple(str(name) for name in json.loads(beside.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{beside} is no list of names; correct or remove it ({first_line(error)})") from error
+    if len(set(names)) != layout.classes:
+        raise UserError(
+            f"{beside} must name {layout.classes} classes, but names {len(set(names))}; correct or remove it"
+        )
+    return names

@@ -1,0 +1,5 @@
+"""`python -m platon`, as torchrun calls it."""
+
+from platon.cli import main
+
+main()

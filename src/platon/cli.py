@@ -1,0 +1,281 @@
+"""The hallway: parses, calls, prints. Heavy imports wait until a command needs them, so that help is instant."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from platon.lab.errors import UserError
+from platon.lab.settings import FIELDS, Sourced, resolve
+
+app = typer.Typer(
+    name="platon",
+    help="Prune transformers while they are fine-tuned.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+console = Console(highlight=False, soft_wrap=True)
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+_TYPES = {"str": str, "int": int, "float": float, "bool": bool}
+
+
+class Listing(StrEnum):
+    """What `platon list` can show."""
+
+    tasks = "tasks"
+    methods = "methods"
+    recipes = "recipes"
+
+
+def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one option for every setting, from the one place that knows them."""
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "flags"]
+    options = []
+    for name, field in FIELDS.items():
+        kind: Any = _TYPES[str(field.type).split(" ")[0]] | None
+        default = "" if field.default is None or field.default is False else f" [dim]\\[{field.default}][/dim]"
+        word = name.replace("_", "-")
+        option = typer.Option(
+            f"--{word}/--no-{word}" if field.default is True else f"--{word}",
+            help=field.metadata["help"] + default,
+            rich_help_panel=field.metadata["panel"],
+            show_default=False,
+        )
+        options.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
+        )
+
+    def run(**arguments: Any) -> None:
+        flags = {name: arguments.pop(name) for name in FIELDS}
+        command(flags=flags, **arguments)
+
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + options
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    run.__doc__, run.__name__ = command.__doc__, command.__name__
+    return run
+
+
+@app.command()
+@_with_settings
+def prune(
+    flags: dict[str, Any],
+    recipe: Annotated[
+        str | None, typer.Option(help="a name from `platon list recipes`", rich_help_panel="What")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings", rich_help_panel="What")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="run folder", rich_help_panel="What")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on with an interrupted run", rich_help_panel="What")
+    ] = False,
+) -> None:
+    """Fine-tune a model and prune it on the way.
+
+    Without options: a small ViT on scikit-learn's digits, dense first, then pruned to 10 %.
+
+    Example: [bold]platon prune --task sst2 --model google-bert/bert-base-uncased --keep 0.1[/bold]
+    """
+    if resume and output is not None and not any(value is not None for value in flags.values()) and not recipe:
+        from platon.lab.run import read_started
+
+        sourced = read_started(output)
+    else:
+        sourced = resolve(recipe, config, flags)
+    folder = output or _default_folder(sourced)
+    from platon.lab.run import Say
+    from platon.lab.run import prune as run_prune
+    from platon.report.figures import draw_run
+
+    record = run_prune(
+        sourced, folder, resume, Say(lambda text: console.print(escape(text), style="dim"), sys.stderr.isatty())
+    )
+    figures = draw_run(folder)
+    console.print(_results(record))
+    shown = [("model", folder / "model"), ("record", folder / "record.json"), ("figures", figures[0].parent)]
+    for what, path in shown:
+        console.print(f"{what:8} {escape(str(path))}")
+    console.print("\nNext:", style="bold")
+    for line in (f"platon inspect {folder}", f"platon eval {folder}", "platon prune --help"):
+        console.print(f"  {escape(line)}")
+
+
+def _default_folder(sourced: Sourced) -> Path:
+    s = sourced.settings
+    share = "" if s.method == "dense" else f"-{100 * s.keep:g}"
+    return Path("runs") / f"{s.task}-{s.method}{share}-seed{s.seed}"
+
+
+def _results(record: dict[str, Any]) -> Table:
+    """Dense and pruned beside each other, as far as both are there."""
+    pruned = record["method"] != "dense"
+    table = Table(title=f"{record['task']}, {record['method']}", title_justify="left")
+    table.add_column("")
+    columns = ([("dense", record["dense"])] if record["dense"] else []) + [("pruned" if pruned else "dense", record)]
+    for name, _ in columns:
+        table.add_column(name, justify="right")
+    for split, metrics in record["results"].items():
+        for metric in metrics:
+            label = metric if len(record["results"]) == 1 else f"{split} {metric}"
+            table.add_row(label, *(f"{100 * found['results'][split][metric]:.2f} %" for _, found in columns))
+    shares = {"dense": "100 %", "pruned": f"{record['kept']:.2%}"}
+    table.add_row("prunable weights kept", *(shares[name] for name, _ in columns))
+    table.add_row("parameters that are not zero", *(f"{found['parameters']['left']:,}" for _, found in columns))
+    table.add_row("size on disk", *(f"{found['bytes'] / 1e6:.2f} MB" for _, found in columns))
+    table.add_row("time", *(_duration(found["seconds"]) for _, found in columns))
+    return table
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+@app.command("eval")
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="run folder")],
+    data: Annotated[Path | None, typer.Option(help="read the data from here instead")] = None,
+) -> None:
+    """Measure a run's model again, and compare with its record."""
+    from platon.lab.run import evaluate_run
+
+    record, results = evaluate_run(run, data)
+    table = Table(title=f"{record['task']}, {record['method']}", title_justify="left")
+    for name in ("split", "metric", "now", "recorded"):
+        table.add_column(name, justify="left" if name in ("split", "metric") else "right")
+    for split, metrics in results.items():
+        for metric, value in metrics.items():
+            before = record["results"].get(split, {}).get(metric)
+            table.add_row(split, metric, f"{100 * value:.2f} %", "--" if before is None else f"{100 * before:.2f} %")
+    console.print(table)
+
+
+@app.command("inspect")
+def show_layers(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
+    """Show what a run kept, layer by layer."""
+    from platon.lab.record import read_record
+    from platon.report.figures import layer_table
+
+    record = read_record(run)
+    rows, columns, cells = layer_table(record["layers"])
+    prunable = record["parameters"]["prunable"]
+    title = f"{record['task']}, {record['method']}: {record['kept']:.2%} of {prunable:,} weights kept"
+    table = Table(title=title, title_justify="left", caption="share kept of each matrix, %", caption_justify="left")
+    table.add_column("layer", justify="right")
+    for column in columns:
+        table.add_column(column, justify="right")
+    table.add_column("mean of the layer")
+    for row in rows:
+        shares = [cells[row, column] for column in columns if (row, column) in cells]
+        mean = sum(shares) / len(shares)
+        bar = f"[cyan]{'█' * round(30 * mean)}{'·' * (30 - round(30 * mean))}[/cyan] {100 * mean:.1f}"
+        table.add_row(row, *(f"{100 * cells[row, c]:.1f}" if (row, c) in cells else "" for c in columns), bar)
+    console.print(table)
+
+
+@app.command("list")
+def show_names(
+    what: Annotated[Listing, typer.Argument(help="what to list")],
+    name: Annotated[str | None, typer.Argument(help="recipes: show this one in full")] = None,
+) -> None:
+    """List tasks, methods or recipes."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    if what is Listing.tasks:
+        from platon.lab.tasks import TASKS
+
+        for column in ("task", "metrics", "what"):
+            table.add_column(column)
+        for task in TASKS.values():
+            table.add_row(task.name, ", ".join(task.metrics), task.title)
+    elif what is Listing.methods:
+        from platon.engine.methods import METHODS
+
+        for column in ("method", "what", "citation"):
+            table.add_column(column, overflow="fold")
+        for key, method in METHODS.items():
+            table.add_row(key, method.line, method.citation)
+    else:
+        from platon.lab import recipes
+
+        if name is not None:
+            for column in ("setting", "value", "source"):
+                table.add_column(column)
+            for setting, field in recipes.find(name).fields.items():
+                table.add_row(setting, str(field.value), field.source)
+        else:
+            for column in ("recipe", "model", "task", "method", "keep"):
+                table.add_column(column)
+            for recipe in recipes.RECIPES.values():
+                values = recipe.values
+                table.add_row(recipe.name, *(str(values.get(key, "")) for key in ("model", "task", "method", "keep")))
+    console.print(table)
+
+
+@app.callback(invoke_without_command=True)
+def _start(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="show the version and exit")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="show Python tracebacks")] = False,
+) -> None:
+    if version:
+        from platon import __version__
+
+        console.print(f"platon {__version__}")
+        raise typer.Exit
+    context.obj = debug
+
+
+def main() -> None:
+    """Run the command line; one sentence and a conventional exit code when something goes wrong."""
+    debug = "--debug" in sys.argv
+    if debug:
+        sys.argv.remove("--debug")
+    try:
+        app()
+    except KeyboardInterrupt:
+        errors.print("stopped")
+        sys.exit(130)
+    except UserError as error:
+        _complain(str(error), debug)
+    except OSError as error:
+        what = f" {error.filename!r}" if error.filename else ""
+        _complain(f"{error.strerror or error}{what}; nothing that was complete is lost", debug)
+    except Exception as error:
+        _interrupted(error)
+        _complain(f"{type(error).__name__}: {error}; run again with --debug for the whole story", debug, code=1)
+
+
+def _interrupted(error: Exception) -> None:
+    if type(error).__name__ == "Interrupted":
+        number, folder = error.number, error.folder  # type: ignore[attr-defined]
+        errors.print(
+            f"{error}; a checkpoint is saved. Go on with: platon prune --output {escape(str(folder))} --resume"
+        )
+        sys.exit(128 + number)
+
+
+def _complain(sentence: str, debug: bool, code: int = 2) -> None:
+    if debug:
+        raise  # what the caller's except clause holds
+    errors.print(f"[red]error:[/red] {escape(' '.join(sentence.split()))}")
+    # Threads of the libraries may still be at work; nothing of ours is.
+    sys.stdout.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

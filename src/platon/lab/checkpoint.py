@@ -1,0 +1,112 @@
+"""Checkpoints that count: Trainer's own files, the pruner's state, and a marker written last."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from platon.engine.pruner import Pruner
+from platon.lab.errors import UserError
+from platon.lab.record import file_sha256, read_json, sha256, write_json
+
+MARKER, TENSORS, NUMBERS = "complete.json", "pruner.safetensors", "pruner.json"
+FORMAT = 1
+
+
+def fingerprint(parameters: Iterable[nn.Parameter]) -> str:
+    """A digest of the weights' bytes: it ties a pruner's state to the model that it was taken with."""
+    return sha256(p.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy() for p in parameters)
+
+
+def seal(folder: Path, step: int, pruner: Pruner | None, extra: dict[str, Any]) -> None:
+    """Add the pruner's state and `extra` to a checkpoint of Trainer's, then the marker that makes it count."""
+    numbers: dict[str, Any] = {"extra": extra, "pruner": None, "weights": None}
+    if pruner is not None:
+        state = pruner.state_dict()
+        save_file({name: tensor.contiguous() for name, tensor in state.pop("tensors").items()}, folder / TENSORS)
+        numbers |= {"pruner": state, "weights": fingerprint(pruner.units.matrices.values())}
+    write_json(folder / NUMBERS, numbers)
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != MARKER)
+    digests = {path.name: file_sha256(path) for path in files}
+    write_json(folder / MARKER, {"format": FORMAT, "step": step, "files": digests})
+
+
+def unseal(folder: Path, pruner: Pruner | None) -> dict[str, Any]:
+    """Give the pruner the state that a sealed checkpoint holds; returns the `extra` that was sealed with it."""
+    numbers = read_json(folder / NUMBERS)
+    if (pruner is None) != (numbers["pruner"] is None):
+        raise UserError(f"checkpoint {str(folder)!r} was {'pruned' if pruner is None else 'trained without pruning'}")
+    if pruner is not None:
+        try:
+            tensors = load_file(folder / TENSORS)
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{str(folder / TENSORS)!r} is damaged: {error}") from None
+        pruner.load_state_dict({**numbers["pruner"], "tensors": tensors})
+        if numbers["weights"] != fingerprint(pruner.units.matrices.values()):
+            raise UserError(
+                f"the pruner's state in {str(folder)!r} belongs to other weights than the model has; "
+                "resume model and pruner from the same checkpoint"
+            )
+    extra: dict[str, Any] = numbers["extra"]
+    return extra
+
+
+def problem(folder: Path) -> str | None:
+    """Why a checkpoint does not count; `None` if it does."""
+    if not (folder / MARKER).exists():
+        return f"{folder.name} was not finished"
+    try:
+        marker = read_json(folder / MARKER)
+        if marker["format"] != FORMAT:
+            return f"{folder.name} has format {marker['format']}, this version of platon reads {FORMAT}"
+        for name, digest in marker["files"].items():
+            if not (folder / name).is_file():
+                return f"{folder.name} has lost {name}"
+            if file_sha256(folder / name) != digest:
+                return f"{folder.name} is damaged: {name} is not what was written"
+    except (UserError, KeyError, TypeError, AttributeError):
+        return f"{folder.name} is damaged: its marker cannot be read"
+    return None
+
+
+def steps(folder: Path) -> dict[int, Path]:
+    """All checkpoints of a folder, complete or not, by step."""
+    found = {}
+    for path in folder.glob("checkpoint-*"):
+        number = path.name.removeprefix("checkpoint-")
+        if path.is_dir() and number.isdecimal():
+            found[int(number)] = path
+    return dict(sorted(found.items()))
+
+
+def last_complete(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint that counts, and a sentence for each newer one that does not."""
+    problems: list[str] = []
+    for path in reversed(steps(folder).values()):
+        found = problem(path)
+        if found is None:
+            return path, problems
+        problems.append(found)
+    return None, problems
+
+
+def discard(paths: Iterable[Path]) -> None:
+    """Remove checkpoints, the marker first, so that none is ever half there and marked."""
+    for path in paths:
+        (path / MARKER).unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def rotate(folder: Path, keep: int) -> None:
+    """Keep the newest `keep` checkpoints that carry a marker, and remove what is older."""
+    marked = [path for path in steps(folder).values() if (path / MARKER).exists()]
+    if len(marked) > keep:
+        oldest = int(marked[-keep].name.removeprefix("checkpoint-"))
+        discard(path for step, path in steps(folder).items() if step < oldest)

@@ -1,0 +1,295 @@
+"""One run: settings -> data and model -> training -> a run folder with model, record and history."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import platform
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from transformers import TrainingArguments, set_seed
+from transformers.trainer_callback import PrinterCallback
+from transformers.utils.logging import disable_progress_bar
+
+from platon.engine.methods import METHODS
+from platon.engine.schedule import Cubic, checked_keep
+from platon.engine.units import weights
+from platon.lab import checkpoint, tasks
+from platon.lab.card import model_card
+from platon.lab.errors import UserError, nearest
+from platon.lab.record import FORMAT, RECORD, read_json, read_record, rewind_history, write_json, write_text
+from platon.lab.settings import Plan, Settings, Sourced, plan
+from platon.lab.tasks import Prepared, Request
+from platon.lab.trainer import PruningCallback, SealedCheckpoints
+from platon.lab.training import LabTrainer, Watch, save_whole
+
+STARTED = "run.json"
+
+
+class Interrupted(Exception):  # noqa: N818  # it is no error
+    """A signal stopped the run after a checkpoint; the run can be resumed."""
+
+    def __init__(self, number: int, folder: Path) -> None:
+        """Which signal, and where to go on."""
+        self.number, self.folder = number, folder
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+
+
+@dataclass(frozen=True)
+class Say:
+    """Where a run tells the user what it does; silent by default."""
+
+    line: Any = lambda text: None
+    progress: bool = False
+
+
+def prune(sourced: Sourced, folder: Path, resume: bool = False, say: Say | None = None) -> dict[str, Any]:
+    """Run to the end, with the dense twin where the settings ask for it; returns the record."""
+    say = say or Say()
+    settings = sourced.settings
+    if settings.method not in METHODS:
+        raise UserError(f"no method is called {settings.method!r}{nearest(settings.method, METHODS)}")
+    _checked(checked_keep, settings.keep)
+    with _claimed(folder, sourced, resume):
+        if settings.method == "dense" or settings.dense == "none":
+            return _run(sourced, folder, say)
+        dense = folder / "dense"
+        twin = replace(sourced, settings=replace(settings, method="dense", dense="none"))
+        say.line(f"training the dense twin in {dense}")
+        with _claimed(dense, twin, resume or dense.exists()):
+            before = _run(twin, dense, say)
+        say.line(f"pruning to {settings.keep:.0%} while fine-tuning")
+        start = str(dense / "model") if settings.dense == "first" else None
+        return _run(sourced, folder, say, start=start, dense=before)
+
+
+def read_started(folder: Path) -> Sourced:
+    """The settings that a run was started with."""
+    if not (folder / STARTED).exists():
+        raise UserError(f"{str(folder)!r} holds no run; start one without --resume")
+    started = read_json(folder / STARTED)
+    settings = Settings(**{name: said["value"] for name, said in started["settings"].items()})
+    return Sourced(settings, {name: said["source"] for name, said in started["settings"].items()}, started["recipe"])
+
+
+@contextlib.contextmanager
+def _claimed(folder: Path, sourced: Sourced, resume: bool) -> Iterator[None]:
+    """The folder is ours for this run: no other run is in it, and no other process works on it."""
+    started = folder / STARTED
+    mine = sourced.plain()
+    if started.exists():
+        if not resume:
+            raise UserError(
+                f"{str(folder)!r} holds a run already; continue it with --resume, or choose another --output"
+            )
+        theirs = read_json(started)["settings"]
+        for name, said in mine.items():
+            if theirs.get(name, {}).get("value") != said["value"]:
+                old = theirs.get(name, {}).get("value")
+                raise UserError(f"{str(folder)!r} holds another run: its {name} is {old!r}, not {said['value']!r}")
+    elif folder.exists() and any(path.name != "dense" for path in folder.iterdir()):
+        raise UserError(f"{str(folder)!r} is not empty and holds no run; choose another --output")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise UserError(f"cannot write to {str(folder)!r}: {error.strerror}") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(
+                f"another process works on {str(folder)!r}; wait for it or choose another --output"
+            ) from None
+        if not started.exists():
+            write_json(started, {"format": FORMAT, "recipe": sourced.recipe, "settings": mine})
+        yield
+
+
+def _run(
+    sourced: Sourced, folder: Path, say: Say, start: str | None = None, dense: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    if (folder / RECORD).exists():
+        say.line(f"{folder} is finished")
+        return read_record(folder)
+    began = time.monotonic()
+    settings = sourced.settings
+    prepared = tasks.find(settings.task).prepare(_request(settings, start))
+    steps = plan(sourced, len(prepared.train))
+    checkpoints = folder / "checkpoints"
+    last, problems = checkpoint.last_complete(checkpoints)
+    for text in problems:
+        say.line(f"passing over a checkpoint: {text}")
+    done = 0 if last is None else int(last.name.removeprefix("checkpoint-"))
+    checkpoint.discard(path for step, path in checkpoint.steps(checkpoints).items() if step > done)
+    if last is not None:
+        say.line(f"resuming at step {done} of {steps.total}")
+    rewind_history(folder, done)
+    earlier = read_json(last / checkpoint.NUMBERS)["extra"].get("seconds", 0.0) if last is not None else 0.0
+
+    disable_progress_bar()  # of saving and loading; training has its own
+    set_seed(settings.seed)
+    model = prepared.build()
+    sealed = _callback(settings, steps)
+    trainer = LabTrainer(
+        settings,
+        steps,
+        prepared,
+        model=model,
+        args=_arguments(settings, steps, prepared, checkpoints, say.progress),
+    )
+    trainer.remove_callback(PrinterCallback)  # it prints a line a log where there is no progress bar
+    split = next(iter(prepared.evaluation))
+    watch = Watch(folder, steps, f"eval_{split}_{prepared.metrics[0]}", trainer.order, sealed)
+    # First in line, so that every logger after them sees the pruner's numbers.
+    trainer.callback_handler.callbacks[0:0] = [sealed, watch]
+    sealed.clock = lambda: earlier + time.monotonic() - began
+    with _signals(watch):
+        trainer.train(resume_from_checkpoint=None if last is None else str(last))
+    if watch.stop_signal is not None and trainer.state.global_step < steps.total:
+        raise Interrupted(watch.stop_signal, folder)
+    return _finish(sourced, folder, steps, prepared, trainer, sealed, watch, dense)
+
+
+def _request(settings: Settings, start: str | None) -> Request:
+    wanted = {name: getattr(settings, name) for name in Request.__dataclass_fields__}
+    data = None if settings.data is None else Path(settings.data)
+    return Request(**{**wanted, "data": data, "model": start or settings.model})
+
+
+def _callback(settings: Settings, steps: Plan) -> SealedCheckpoints:
+    score = _checked(METHODS[settings.method].build, asdict(settings))
+    if score is None:
+        return SealedCheckpoints()
+    schedule = _checked(Cubic, settings.keep, steps.total, steps.warmup, steps.cooldown, settings.every)
+    return PruningCallback(settings.keep, score=score, schedule=schedule)
+
+
+def _checked(function: Any, *arguments: Any) -> Any:
+    """The engine's sentences on bad values are for the user too."""
+    try:
+        return function(*arguments)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def _arguments(settings: Settings, steps: Plan, prepared: Prepared, folder: Path, progress: bool) -> TrainingArguments:
+    parts = settings.accumulate * TrainingArguments(output_dir=str(folder), report_to="none").world_size
+    if settings.batch % parts:
+        raise UserError(f"batch must be a multiple of accumulate × processes, {parts}, got {settings.batch}")
+    return TrainingArguments(
+        output_dir=str(folder),
+        max_steps=steps.total,
+        per_device_train_batch_size=settings.batch // parts,
+        per_device_eval_batch_size=settings.eval_batch,
+        gradient_accumulation_steps=settings.accumulate,
+        max_grad_norm=settings.clip,
+        logging_steps=steps.log_every,
+        eval_strategy="steps",
+        eval_steps=steps.eval_every,
+        save_strategy="steps",
+        save_steps=steps.checkpoint_every,
+        save_total_limit=settings.checkpoints,
+        bf16=settings.precision == "bf16",
+        fp16=settings.precision == "fp16",
+        report_to=settings.report_to,
+        label_names=list(prepared.label_names),
+        remove_unused_columns=False,
+        dataloader_pin_memory=False,
+        disable_tqdm=not progress,
+        seed=settings.seed,
+    )
+
+
+@contextlib.contextmanager
+def _signals(watch: Watch) -> Iterator[None]:
+    """Ctrl-C and SIGTERM finish the step, save, and stop; a second Ctrl-C stops at once."""
+
+    def stop(number: int, frame: Any) -> None:
+        if watch.stop_signal is not None:
+            raise KeyboardInterrupt
+        watch.stop_signal = number
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _finish(
+    sourced: Sourced,
+    folder: Path,
+    steps: Plan,
+    prepared: Prepared,
+    trainer: LabTrainer,
+    sealed: SealedCheckpoints,
+    watch: Watch,
+    dense: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """Take the best model, measure it, save it, and write the record last."""
+    model: Any = trainer.model
+    best = watch.best
+    if best is not None:
+        model.load_state_dict(load_file(watch.best_folder(best["step"]) / "model.safetensors"), strict=False)
+    results = trainer.measure()
+    save_whole(model, folder / "model")
+    if prepared.processor is not None:
+        prepared.processor.save_pretrained(folder / "model")
+    matrices = weights(model).matrices if sealed.pruner is None else sealed.pruner.units.matrices
+    left = {name: int(matrix.count_nonzero()) for name, matrix in matrices.items()}
+    prunable = sum(matrix.numel() for matrix in matrices.values())
+    parameters = sum(p.numel() for p in model.parameters())
+    record = {
+        "format": FORMAT,
+        "task": sourced.settings.task,
+        "method": sourced.settings.method,
+        "recipe": sourced.recipe,
+        "settings": sourced.plain(),
+        "plan": asdict(steps),
+        "data": {"fingerprint": prepared.fingerprint, "train_rows": len(prepared.train)}
+        | {f"{split}_rows": len(rows) for split, rows in prepared.evaluation.items()},
+        "metrics": list(prepared.metrics),
+        "chance": prepared.chance,
+        "results": results,
+        "best": best,
+        "kept": 1.0 if sealed.pruner is None else sealed.pruner.kept(),
+        "parameters": {"all": parameters, "prunable": prunable, "left": parameters - prunable + sum(left.values())},
+        "layers": {name: left[name] / matrix.numel() for name, matrix in matrices.items()},
+        "bytes": sum(path.stat().st_size for path in (folder / "model").glob("*.safetensors")),
+        "seconds": round(sealed.clock(), 1),
+        "dense": None
+        if dense is None
+        else {name: dense[name] for name in ("results", "parameters", "bytes", "seconds")},
+        "versions": {name: version(name) for name in ("platon", "torch", "transformers", "datasets", "accelerate")}
+        | {"python": platform.python_version()},
+    }
+    write_text(folder / "model" / "README.md", model_card(record))
+    write_json(folder / RECORD, record)
+    for path in folder.glob("best-*"):
+        shutil.rmtree(path, ignore_errors=True)
+    return record
+
+
+def evaluate_run(folder: Path, data: Path | None = None) -> tuple[dict[str, Any], dict[str, dict[str, float]]]:
+    """Measure the model of a finished run again; returns the record and the new results."""
+    record = read_record(folder)
+    settings = Settings(**{name: said["value"] for name, said in record["settings"].items()})
+    if data is not None:
+        settings = replace(settings, data=str(data))
+    prepared = tasks.find(settings.task).prepare(_request(settings, str(folder / "model")))
+    steps = Plan(1, 0, 0, 0, 1, 1, 1)
+    with tempfile.TemporaryDirectory() as place:
+        arguments = _arguments(settings, steps, prepared, Path(place), progress=False)
+        trainer = LabTrainer(settings, steps, prepared, model=prepared.build(), args=arguments)
+        return record, trainer.measure()

@@ -1,0 +1,166 @@
+"""The bridge to transformers' Trainer: one callback that prunes, logs, checkpoints and resumes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+from tqdm.auto import tqdm
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from platon.engine.pruner import Pruner
+from platon.engine.schedule import Cubic, Schedule, checked_keep
+from platon.engine.score import Score
+from platon.engine.units import Units
+from platon.lab import checkpoint
+from platon.lab.errors import UserError
+
+
+class SealedCheckpoints(TrainerCallback):
+    """Completes each checkpoint that Trainer writes, and reads it again when training resumes.
+
+    Trainer calls `on_save` after its own files and after its own rotation. So a checkpoint counts once the marker
+    `complete.json` is there, and rotation is done here, after it: `save_total_limit` counts complete checkpoints.
+
+    Args:
+        resume_from: the checkpoint to read, if it is not in the `output_dir` of the training.
+    """
+
+    def __init__(self, resume_from: str | Path | None = None) -> None:
+        """Nothing yet; training has not begun."""
+        self.resume_from = None if resume_from is None else Path(resume_from)
+        self.pruner: Pruner | None = None
+        self.extra: dict[str, Any] = {}  #: plain values that ride along
+        self.clock: Callable[[], float] = lambda: 0.0  #: seconds that the run has taken, over all its resumptions
+        self._limit: int | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Take over rotation; when training resumes, give the pruner its state back."""
+        self._limit, args.save_total_limit = args.save_total_limit or self._limit, None
+        if state.global_step == 0:
+            return
+        folder = self.resume_from or Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
+        wrong = checkpoint.problem(folder) if folder.is_dir() else f"there is no {str(folder)!r}"
+        if wrong:
+            raise UserError(f"cannot resume: {wrong}; pass resume_from= the checkpoint that Trainer resumes from")
+        self.extra = checkpoint.unseal(folder, self.pruner)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Complete the checkpoint that Trainer has just written, then remove what is too many."""
+        if not state.is_world_process_zero:
+            return
+        output = Path(str(args.output_dir))
+        self.extra["seconds"] = self.clock()
+        checkpoint.seal(output / f"checkpoint-{state.global_step}", state.global_step, self.pruner, self.extra)
+        if self._limit:
+            checkpoint.rotate(output, self._limit)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Give rotation back."""
+        args.save_total_limit = self._limit
+
+
+class PruningCallback(SealedCheckpoints):
+    """Prunes the model of a `transformers.Trainer` while it trains.
+
+    Example:
+        >>> trainer = Trainer(model, args, train_dataset=data, callbacks=[PruningCallback(keep=0.1)])
+        >>> trainer.train()                                  # the model's weights are the pruned weights
+        >>> trainer.train(resume_from_checkpoint=True)       # goes on where the last checkpoint was taken
+
+    It logs `keep`, `kept` and `cut` with Trainer's own lines and in its progress bar, and stores the pruner's state in
+    every checkpoint, as `SealedCheckpoints` says.
+
+    Args:
+        keep: the share of the prunable weights that stays at the end.
+        warmup: steps before pruning starts; a float below 1 is a share of the training.
+        cooldown: steps at the final share; a float below 1 is a share of the training.
+        every: steps between masks while the share falls.
+        score: the method; PLATON by default.
+        schedule: instead of keep, warmup, cooldown and every.
+        units: what is pruned, or a function of the model that says so; every weight of the blocks by default.
+        on_nonfinite: "raise" or "skip", see `Pruner`.
+        resume_from: the checkpoint to take the pruner's state from, if it is not in the `output_dir` of the training.
+    """
+
+    def __init__(
+        self,
+        keep: float = 0.1,
+        *,
+        warmup: float = 0.1,
+        cooldown: float = 0.3,
+        every: int = 1,
+        score: Score | None = None,
+        schedule: Schedule | None = None,
+        units: Units | Callable[[nn.Module], Units] | None = None,
+        on_nonfinite: Literal["raise", "skip"] = "raise",
+        resume_from: str | Path | None = None,
+    ) -> None:
+        """Only the settings; the pruner is built when training begins."""
+        super().__init__(resume_from)
+        checked_keep(keep)
+        self.keep, self.warmup, self.cooldown, self.every = keep, warmup, cooldown, every
+        self.score, self.schedule, self.units = score, schedule, units
+        self.on_nonfinite: Literal["raise", "skip"] = on_nonfinite
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Build the pruner; when training resumes, give it its state back."""
+        model, optimizer = kwargs["model"], kwargs["optimizer"]
+        if self.pruner is not None:
+            self.pruner.detach()
+        self.pruner = Pruner(
+            model,
+            optimizer,
+            score=self.score,
+            schedule=self.schedule or self._cubic(state.max_steps),
+            units=self.units(model) if callable(self.units) else self.units,
+            on_nonfinite=self.on_nonfinite,
+        )
+        super().on_train_begin(args, state, control, **kwargs)
+
+    def _cubic(self, total: int) -> Cubic:
+        def steps(value: float) -> int:
+            return round(value * total) if value < 1 else round(value)
+
+        return Cubic(self.keep, total, steps(self.warmup), steps(self.cooldown), self.every)
+
+    def numbers(self) -> dict[str, float]:
+        """What is logged: the share asked for, the share kept, and the score at the boundary."""
+        assert self.pruner is not None
+        numbers = {"keep": round(self.pruner.keep, 6), "kept": round(self.pruner.kept(), 6)}
+        return numbers if self.pruner.cut is None else {**numbers, "cut": self.pruner.cut}
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Add the pruner's numbers to the line that Trainer logs, and to its progress bar."""
+        if self.pruner is None or logs is None or "loss" not in logs:
+            return
+        numbers = self.numbers()
+        logs.update(numbers)
+        if state.log_history:
+            state.log_history[-1].update(numbers)
+        for bar in getattr(tqdm, "_instances", ()):  # Trainer does not hand its bar to callbacks
+            if bar.total == state.max_steps:
+                bar.set_postfix(kept=f"{numbers['kept']:.3f}", refresh=False)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Leave the optimizer; the weights are the pruned ones."""
+        super().on_train_end(args, state, control, **kwargs)
+        if self.pruner is not None:
+            self.pruner.detach()

@@ -1,0 +1,1 @@
+"""Shows: reads records, never trains."""

@@ -1,0 +1,353 @@
+"""Every method, every promise.
+
+The file is also the script that a new process runs to resume: `python test_methods.py FOLDER`.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader, TensorDataset
+from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel
+
+import platon
+from platon.engine import kernels
+
+METHODS: dict[str, platon.Score] = {
+    "platon": platon.Platon(),
+    "platon, before": platon.Platon(timing="before"),
+    "platon, window": platon.Platon(window=10),
+    "platon, window, before": platon.Platon(window=10, timing="before", beta1=0.7, beta2=0.95),
+    "platon, matrix": platon.Platon(scope="matrix"),
+    "magnitude": platon.Magnitude(),
+    "magnitude, matrix": platon.Magnitude(scope="matrix"),
+}
+TOTAL = 24
+EVERY_STEP = platon.Cubic(final=0.1, total=TOTAL, warmup=3, cooldown=6)
+EVERY_FOURTH = platon.Cubic(final=0.1, total=TOTAL, warmup=3, cooldown=6, every=4)
+
+each_method = pytest.mark.parametrize("method", METHODS)
+
+
+class Run:
+    """A training with all that people have in theirs: dropout, clipping, decay, a learning rate that moves."""
+
+    def __init__(self, config: BertConfig, score: platon.Score, schedule: platon.Schedule, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.model = BertForSequenceClassification(config).train()
+        self.optimizer = AdamW(self.model.parameters(), lr=3e-3, weight_decay=0.1)
+        self.scheduler = LambdaLR(self.optimizer, lambda step: min(1.0, (step + 1) / 5))
+        self.pruner = platon.Pruner(self.model, self.optimizer, score=score, schedule=schedule)
+
+    def backward(self) -> None:
+        data = torch.Generator().manual_seed(self.pruner.step_count)
+        tokens = torch.randint(0, self.model.config.vocab_size, (4, 8), generator=data)
+        self.model(input_ids=tokens, labels=tokens[:, 0] % 2).loss.backward()
+
+    def update(self) -> None:
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.scheduler.step()
+        self.optimizer.zero_grad()
+
+    def train(self, until: int) -> "Run":
+        while self.pruner.step_count < until:
+            self.backward()
+            self.update()
+        return self
+
+    def save(self, folder: Path) -> None:
+        """As a checkpoint in safe formats; only the optimizer's own state goes through pickle."""
+        folder.mkdir(parents=True)
+        self.model.config.to_json_file(folder / "config.json")
+        save_file(self.model.state_dict(), folder / "model.safetensors")
+        save_state(self.pruner, folder)
+        loop = {"optimizer": self.optimizer, "scheduler": self.scheduler}
+        torch.save(
+            {name: part.state_dict() for name, part in loop.items()} | {"random": torch.get_rng_state()},
+            folder / "loop.pt",
+        )
+
+    @classmethod
+    def load(cls, folder: Path, score: platon.Score, schedule: platon.Schedule) -> "Run":
+        # Another seed, so that nothing is equal by itself.
+        run = cls(BertConfig.from_json_file(folder / "config.json"), score, schedule, seed=99)
+        run.model.load_state_dict(load_file(folder / "model.safetensors"))
+        run.pruner.load_state_dict(load_state(folder))
+        loop = torch.load(folder / "loop.pt")
+        run.optimizer.load_state_dict(loop["optimizer"])
+        run.scheduler.load_state_dict(loop["scheduler"])
+        torch.set_rng_state(loop["random"])
+        return run
+
+    def everything(self) -> dict[str, Tensor]:
+        """All that a further step depends on."""
+        state = self.pruner.state_dict()
+        numbers = {key: value for key, value in state.items() if isinstance(value, int | float)}
+        moments = {
+            f"optimizer:{number}:{key}": value.clone()
+            for number, own in self.optimizer.state_dict()["state"].items()
+            for key, value in own.items()
+        }
+        return {
+            **{name: value.clone() for name, value in self.model.state_dict().items()},
+            **{f"pruner:{name}": value.clone() for name, value in state["tensors"].items()},
+            **{f"pruner:{key}": torch.tensor(value, dtype=torch.float64) for key, value in numbers.items()},
+            **moments,
+            "random": torch.get_rng_state(),
+        }
+
+
+def save_state(pruner: platon.Pruner, folder: Path) -> None:
+    state = pruner.state_dict()
+    save_file(state.pop("tensors"), folder / "pruner.safetensors")
+    (folder / "pruner.json").write_text(json.dumps(state, allow_nan=False))
+
+
+def load_state(folder: Path) -> dict[str, Any]:
+    return {**json.loads((folder / "pruner.json").read_text()), "tensors": load_file(folder / "pruner.safetensors")}
+
+
+def assert_same_bits(one: dict[str, Tensor], other: dict[str, Tensor], where: str = "") -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert tensor.dtype == other[name].dtype, name
+        bits = [t.contiguous().reshape(-1).view(torch.uint8) for t in (tensor, other[name])]
+        assert torch.equal(*bits), f"{where}{name} differs"
+
+
+def assert_pruned(pruner: platon.Pruner, keep: float) -> None:
+    """Exactly k stay, and what does not is zero."""
+    masks, matrices = pruner.masks(), pruner.units.matrices
+    assert list(masks) == list(matrices)
+    scopes = [[name] for name in masks] if pruner.score.scope == "matrix" else [list(masks)]
+    for names in scopes:
+        count = sum(matrices[name].numel() for name in names)
+        assert sum(int(masks[name].sum()) for name in names) == round(keep * count)
+    for name, mask in masks.items():
+        assert not matrices[name].detach()[~mask].any(), f"{name}: a pruned weight is not zero"
+    assert pruner.kept() == sum(int(mask.sum()) for mask in masks.values()) / pruner.units.count
+
+
+@each_method
+@pytest.mark.parametrize("schedule", [EVERY_STEP, EVERY_FOURTH], ids=["every step", "every fourth"])
+def test_exactly_k_are_kept_after_every_mask_step(method: str, schedule: platon.Cubic, bert: PreTrainedModel) -> None:
+    run = Run(bert.config, METHODS[method], schedule)
+    for step in range(1, TOTAL + 1):
+        run.train(step)
+        keep = schedule(step)
+        if keep is not None:
+            assert_pruned(run.pruner, keep)
+    assert run.pruner.keep == 0.1
+
+
+@each_method
+def test_pruned_weights_are_zero_in_what_is_saved(method: str, bert: PreTrainedModel, tmp_path: Path) -> None:
+    run = Run(bert.config, METHODS[method], EVERY_FOURTH).train(TOTAL)
+    run.model.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    masks = run.pruner.masks()
+    assert set(masks) < set(saved), "parameter names never change"
+    zeros = sum(int((saved[name] == 0).sum()) for name in masks)
+    assert zeros >= run.pruner.units.count * 0.9 - len(masks)
+    assert not any(saved[name][~mask].any() for name, mask in masks.items())
+
+
+@each_method
+@pytest.mark.parametrize("scale", [1.0, 0.1], ids=["keep 1", "dense warm-up"])
+def test_nothing_to_prune_trains_as_without_a_pruner(method: str, scale: float, bert: PreTrainedModel) -> None:
+    """Weights, data order and all three global random states, bit for bit."""
+    steps = 8
+    schedule = platon.Cubic(final=scale, total=100, warmup=steps + 1 if scale < 1 else 2)
+
+    def train(pruned: bool) -> tuple[dict[str, Tensor], list[Tensor], tuple[Any, ...]]:
+        torch.manual_seed(5)
+        random.seed(5)
+        np.random.seed(5)  # the global state is what is looked at
+        model = BertForSequenceClassification(bert.config).train()
+        optimizer = AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+        scheduler = LambdaLR(optimizer, lambda step: 1 / (step + 1))
+        pruner = platon.Pruner(model, optimizer, score=METHODS[method], schedule=schedule) if pruned else None
+        tokens = torch.randint(0, 99, (16, 8))
+        data = DataLoader(TensorDataset(tokens), batch_size=4, shuffle=True)
+        order = []
+        for _ in range(2):
+            for (batch,) in data:
+                order.append(batch)
+                model(input_ids=batch, labels=batch[:, 0] % 2).loss.backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+        assert len(order) == steps
+        assert pruner is None or (pruner.step_count == steps and pruner.kept() == 1)
+        states = (torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state()))
+        return dict(model.state_dict()), order, states
+
+    (weights, order, states), (plain_weights, plain_order, plain_states) = train(True), train(False)
+    assert_same_bits(weights, plain_weights)
+    assert all(map(torch.equal, order, plain_order))
+    assert states == plain_states
+
+
+@each_method
+def test_state_round_trips_through_safetensors_and_json(method: str, bert: PreTrainedModel, tmp_path: Path) -> None:
+    run = Run(bert.config, METHODS[method], EVERY_FOURTH).train(13)
+    save_state(run.pruner, tmp_path)
+    other = Run(bert.config, METHODS[method], EVERY_FOURTH, seed=1).pruner
+    other.load_state_dict(load_state(tmp_path))
+    mine, theirs = run.pruner.state_dict(), other.state_dict()
+    assert_same_bits(mine.pop("tensors"), theirs.pop("tensors"))
+    assert mine == theirs
+    assert_same_bits(run.pruner.masks(), other.masks())
+    assert (other.step_count, other.kept(), other.cut) == (13, run.pruner.kept(), run.pruner.cut)
+
+
+SAVED_AT = (1, 7, 10, 19)  # in the warm-up; between masks and inside a window; at a fold; in the final phase
+
+
+def resume(folder: Path) -> None:
+    """What the new process does: from each checkpoint below the folder to the end of the training."""
+    for checkpoint in sorted(folder.glob("*/*/loop.pt")):
+        place = checkpoint.parent
+        run = Run.load(place, METHODS[place.parent.name], EVERY_FOURTH).train(TOTAL)
+        save_file(run.everything(), place / "end.safetensors")
+
+
+def in_new_process(folder: Path, *, fused: bool = False) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    command = [sys.executable, "-W", "error::UserWarning:platon", __file__, str(folder), *["fused"] * fused]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def save_and_finish(run: Run, folder: Path) -> dict[str, Tensor]:
+    for step in SAVED_AT:
+        run.train(step).save(folder / str(step))
+    return run.train(TOTAL).everything()
+
+
+def test_resumed_runs_are_bitwise_equal(bert: PreTrainedModel, tmp_path: Path) -> None:
+    # All methods in one test, because starting a process takes longer than the runs in it.
+    straight = {
+        method: save_and_finish(Run(bert.config, score, EVERY_FOURTH), tmp_path / method)
+        for method, score in METHODS.items()
+    }
+    in_new_process(tmp_path)
+    for method, end in straight.items():
+        for step in SAVED_AT:
+            assert_same_bits(end, load_file(tmp_path / method / str(step) / "end.safetensors"), f"{method}, {step}: ")
+
+
+@each_method
+@pytest.mark.parametrize("way", ["bf16 weights", "bf16 autocast"])
+def test_half_precision_keeps_float32_scores_and_exact_k(method: str, way: str, bert: PreTrainedModel) -> None:
+    schedule = platon.Cubic(final=0.1, total=10, warmup=2, cooldown=2)
+    run = Run(bert.config, METHODS[method], schedule)
+    if way == "bf16 weights":
+        run.model.bfloat16()
+        run.optimizer = AdamW(run.model.parameters(), lr=3e-3)
+        run.scheduler = LambdaLR(run.optimizer, lambda step: 1.0)
+        run.pruner = platon.Pruner(run.model, run.optimizer, score=METHODS[method], schedule=schedule)
+    for step in range(1, schedule.total + 1):
+        with torch.autocast("cpu", torch.bfloat16, enabled=way == "bf16 autocast"):
+            run.backward()
+        run.update()
+        keep = schedule(step)
+        if keep is not None:
+            assert_pruned(run.pruner, keep)
+    tensors = run.pruner.state_dict()["tensors"]
+    assert {t.dtype for name, t in tensors.items() if not name.endswith(":mask")} <= {torch.float32}
+    assert {t.dtype for name, t in tensors.items() if name.endswith(":mask")} == {torch.uint8}
+    expected = torch.bfloat16 if way == "bf16 weights" else torch.float32
+    assert {matrix.dtype for matrix in run.pruner.units.matrices.values()} == {expected}
+
+
+@each_method
+def test_same_seed_gives_the_same_masks(method: str, bert: PreTrainedModel) -> None:
+    def masks(seed: int) -> list[dict[str, Tensor]]:
+        run = Run(bert.config, METHODS[method], EVERY_STEP, seed)
+        return [run.train(step).pruner.masks() for step in (4, 12)]
+
+    first, again, other = masks(0), masks(0), masks(1)
+    for one, same in zip(first, again, strict=True):
+        assert_same_bits(one, same)
+    assert any(not torch.equal(first[-1][name], other[-1][name]) for name in other[-1])
+
+
+@each_method
+def test_accumulated_gradients_are_one_step(method: str, bert: PreTrainedModel, batch: dict[str, Tensor]) -> None:
+    """Two halves with one optimizer step are the whole batch: t moves once, and the averages are those of the sum."""
+
+    def train(parts: int) -> Run:
+        run = Run(bert.config, METHODS[method], EVERY_STEP)
+        run.model.eval()  # halves draw other dropout masks than the whole
+        for step in range(1, 6):
+            for part in range(parts):
+                half = {key: value.chunk(parts)[part] for key, value in batch.items()}
+                (run.model(**half).loss / parts).backward()
+            run.update()
+            assert run.pruner.step_count == step
+        return run
+
+    whole, halves = train(1), train(2)
+    for name, tensor in whole.pruner.state_dict()["tensors"].items():
+        if name.endswith(("sensitivity", "window", "samples")):
+            # Adam's first steps are ±lr whatever the gradient, so rounding moves the tiny ones.
+            other = halves.pruner.state_dict()["tensors"][name]
+            assert (
+                torch.nn.functional.cosine_similarity(tensor.view(-1), other.view(-1), dim=0) > 0.999
+                or not tensor.any()
+            )
+    same = [(mask == halves.pruner.masks()[name]).float().mean() for name, mask in whole.pruner.masks().items()]
+    assert min(same) > 0.98
+
+
+@each_method
+def test_vit_is_pruned_alike(method: str, vit: PreTrainedModel, images: dict[str, Tensor]) -> None:
+    optimizer = torch.optim.SGD(vit.parameters(), lr=0.1, momentum=0.9)
+    pruner = platon.Pruner(vit, optimizer, score=METHODS[method], schedule=platon.Constant(0.3))
+    for _ in range(5):
+        vit(**images).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert_pruned(pruner, 0.3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["platon", "platon, window, before", "magnitude, matrix"])
+def test_compiled_passes_keep_the_promises(
+    method: str, bert: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Compiling, too, leaves the random states alone, keeps exactly k, and resumes bit for bit."""
+    monkeypatch.setattr(kernels, "COMPILE_FROM", 1)
+    states = random.getstate(), str(np.random.get_state())
+    run = Run(bert.config, METHODS[method], EVERY_FOURTH)
+    assert run.pruner._fused
+    straight = save_and_finish(run, tmp_path / method)
+    assert_pruned(run.pruner, 0.1)
+    assert states == (random.getstate(), str(np.random.get_state()))
+    in_new_process(tmp_path, fused=True)
+    for step in SAVED_AT:
+        assert_same_bits(straight, load_file(tmp_path / method / str(step) / "end.safetensors"))
+    monkeypatch.setattr(kernels, "COMPILE_FROM", sys.maxsize)
+    eager = Run(bert.config, METHODS[method], EVERY_FOURTH).train(3)  # the warm-up: dense in both
+    fused_start = Run.load(tmp_path / method / "1", METHODS[method], EVERY_FOURTH).train(3)
+    assert torch.equal(eager.everything()["random"], fused_start.everything()["random"])
+
+
+if __name__ == "__main__":
+    if sys.argv[2:] == ["fused"]:
+        kernels.COMPILE_FROM = 1
+    resume(Path(sys.argv[1]))
