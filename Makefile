@@ -6,6 +6,7 @@ VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 READY  := $(VENV)/ready
+DEMO   ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
 # Nothing here may reach for a hub.
 export HF_HUB_OFFLINE = 1
@@ -24,9 +25,13 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
+demo: $(READY)
+	$(BIN)/platon prune --output "$(DEMO)"
+
 check: $(READY)
 	$(BIN)/pytest -m slow
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/full_size.py
 
 # torch comes first and by itself, so that no other package decides which build is taken.
 $(READY): constraints.txt pyproject.toml

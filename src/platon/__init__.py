@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from platon.engine.schedule import Constant, Cubic, Schedule
     from platon.engine.score import Magnitude, Platon, Score
     from platon.engine.units import Units, weights
+    from platon.lab.trainer import PruningCallback
 
 __version__ = "0.1.0"
 
@@ -21,6 +22,7 @@ _HOMES = {
     "platon.engine.schedule": ("Constant", "Cubic", "Schedule"),
     "platon.engine.score": ("Magnitude", "Platon", "Score"),
     "platon.engine.units": ("Units", "weights"),
+    "platon.lab.trainer": ("PruningCallback",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -31,6 +33,7 @@ __all__ = [
     "Magnitude",
     "Platon",
     "Pruner",
+    "PruningCallback",
     "Schedule",
     "Score",
     "Units",

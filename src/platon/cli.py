@@ -89,7 +89,8 @@ def prune(
 
     Example: [bold]platon prune --task sst2 --model google-bert/bert-base-uncased --keep 0.1[/bold]
     """
-    if resume and output is not None and not any(value is not None for value in flags.values()) and not recipe:
+    said = recipe or config or any(value is not None for value in flags.values())
+    if resume and output is not None and not said:
         from platon.lab.run import read_started
 
         sourced = read_started(output)

@@ -397,7 +397,7 @@ def count_returns(timing: str) -> int:
     """Returns of pruned weights on the problem "noisy linear teacher".
 
     A student matrix of 8 x 16 learns by SGD (learning rate 0.1, squared error, fresh batches of 32) from a random
-    linear teacher whose answers carry noise of deviation 2; half of the weights stays, with a mask at each of 300 steps.
+    linear teacher whose answers carry noise of deviation 2; half of the weights stays; 300 steps, each with a mask.
     """
     source = torch.Generator().manual_seed(7)
     student = nn.Linear(16, 8, bias=False)

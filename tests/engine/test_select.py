@@ -209,7 +209,7 @@ def test_few_enough_to_collect(kind: Kind, n: int, parts: int, share: float, see
     check(make_scores(kind, n, seed), split(n, parts, seed), some_ks(n, share))
 
 
-@searching(400)
+@searching(300)
 @given(
     kind=st.sampled_from(KINDS),
     n=st.integers(4097, 40_000),
@@ -451,12 +451,12 @@ def test_a_mask_step_of_the_pruner_reads_the_device_once(timing: str) -> None:
     units = platon.Units({"weight": model.weight})
     score = platon.Platon(timing=timing)
     platon.Pruner(model, optimizer, score=score, schedule=platon.Constant(0.1), units=units)
-    reads: list[str] = []
-    for _ in range(3):
+    for step in range(1, 6):
         model.weight.grad = torch.randn(500, 1000, generator=source)
         with device_reads() as reads:
             optimizer.step()
-    assert reads == ["__bool__", "tolist"]
+        if step > 1:  # the first one also makes sure that the optimizer leaves the gradients alone
+            assert reads == ["__bool__", "tolist"]
     assert int((model.weight != 0).sum()) == 50_000
 
 

@@ -1,6 +1,8 @@
 """The optimizer's own hooks: where pruning happens, and what can come between an optimizer and its gradients."""
 
+import sys
 from collections.abc import Callable, Mapping
+from types import CodeType, FrameType
 from typing import Any, Literal
 
 import torch
@@ -9,6 +11,12 @@ from torch.optim import LBFGS, SGD, Optimizer
 
 from platon.engine.score import Timing
 from platon.engine.units import plain_name
+
+# What torch wraps around the `step` of each class, and what calls the hooks.
+_WRAPPER = next(
+    (code for code in Optimizer.profile_hook_step.__code__.co_consts if isinstance(code, CodeType)),
+    None,
+)
 
 
 class Hooks:
@@ -44,6 +52,7 @@ class Hooks:
         self._model, self._parameters, self._reads, self._on_nonfinite = model, parameters, reads, on_nonfinite
         self._call_before, self._call_after = before, after
         self._skipping = False
+        self._scale: Tensor | None = None
         self._put_aside: list[tuple[nn.Parameter, Tensor]] = []
         self._first = True
         #: gradient, its version and, at the first step, its sum; by name, while the optimizer works
@@ -59,6 +68,8 @@ class Hooks:
             handle.remove()
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        if _is_inner_step(optimizer):
+            return None
         changed = _run_closure(args, kwargs)
         with torch.no_grad():
             self._skipping = self._found_inf() or self._nonfinite()
@@ -71,11 +82,15 @@ class Hooks:
 
     @torch.no_grad()
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if _is_inner_step(optimizer):
+            return
         if self._skipping:
             for parameter, gradient in self._put_aside:
                 parameter.grad = gradient
             self._put_aside.clear()
             return
+        if self._scale is not None:
+            self.optimizer.grad_scale = self._scale  # type: ignore[attr-defined]  # a user may have set it for good
         watched, self._watched = self._watched, {}
         for name, (gradient, version, total) in watched.items():
             same = self._parameters[name].grad is gradient and gradient._version == version
@@ -106,11 +121,11 @@ class Hooks:
 
     def _unscale(self) -> None:
         """Divide by the `GradScaler`'s scale, which fused optimizers otherwise do inside their step."""
-        scale = getattr(self.optimizer, "grad_scale", None)
-        if scale is not None:
+        self._scale = getattr(self.optimizer, "grad_scale", None)
+        if self._scale is not None:
             for gradient in self._gradients().values():
-                gradient.div_(scale.to(gradient.device))
-            self.optimizer.grad_scale = None  # type: ignore[attr-defined]  # set by the scaler for this step alone
+                gradient.div_(self._scale.to(gradient.device))
+            self.optimizer.grad_scale = None  # type: ignore[attr-defined]  # done; back in place after this step
 
     def _gradients(self) -> dict[nn.Parameter, Tensor]:
         parameters = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
@@ -144,6 +159,19 @@ class Hooks:
     def _name(self, parameter: nn.Parameter) -> str:
         names = [repr(plain_name(name)) for name, ours in self._model.named_parameters() if ours is parameter]
         return names[0] if names else f"a parameter of shape {tuple(parameter.shape)} that is not in the model"
+
+
+def _is_inner_step(optimizer: Optimizer) -> bool:
+    """Whether this is a step inside a step: a class whose `step` calls its parent's, with the same hooks around both.
+
+    Read from the stack, because a counter would never recover from a step that raises.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    running = 0
+    while frame is not None and running < 2:
+        running += frame.f_code is _WRAPPER and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back
+    return running > 1
 
 
 def _is_finite(gradient: Tensor) -> bool:

@@ -64,6 +64,10 @@ def _count(score: Score, phase: int, names: tuple[str, ...], weight: Tensor, piv
     return _counts(score.value(dict(zip(names, state, strict=True)), weight), pivots)
 
 
+def _value(score: Score, phase: int, names: tuple[str, ...], weight: Tensor, *state: Tensor) -> Tensor:
+    return score.value(dict(zip(names, state, strict=True)), weight)
+
+
 def _bracket(
     score: Score, phase: int, names: tuple[str, ...], weight: Tensor, low: Tensor, high: Tensor, *state: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -229,18 +233,22 @@ class Scored:
         return self.weight.index_select(0, index), state
 
     def peek(self, index: Tensor) -> Tensor:
-        """The scores at `index`."""
-        weight, state = self.look(index)
-        return self.score.value(state, weight)
+        """The scores at `index`, bit for bit as the other passes see them."""
+        # Compiled where they are: eager square roots on a CPU come from a library that rounds one in six the other way,
+        # and a cut taken from such a score would not be met by the unit that it was taken from.
+        state = [tensor.index_select(0, index) if tensor.dim() else tensor for tensor in self.state.values()]
+        value: Tensor = self._pass(_value)(self.weight.index_select(0, index), *state)
+        return value
 
     def peek_blocks(self, index: Tensor) -> Tensor:
         """The scores of whole blocks, a row each; NaN behind the end."""
         if self.size % BLOCK == 0:
-            rows = {
-                name: tensor.view(-1, BLOCK).index_select(0, index) if tensor.dim() else tensor
-                for name, tensor in self.state.items()
-            }
-            return self.score.value(rows, self.weight.view(-1, BLOCK).index_select(0, index))
+            weight, *state = (
+                tensor.view(-1, BLOCK).index_select(0, index).view(-1) if tensor.dim() else tensor
+                for tensor in (self.weight, *self.state.values())
+            )
+            rows: Tensor = self._pass(_value)(weight, *state).view(-1, BLOCK)
+            return rows
         inside = index[:, None] * BLOCK + torch.arange(BLOCK, device=index.device)
         value = self.peek(inside.clamp(max=self.size - 1).view(-1)).view(-1, BLOCK)
         return value.masked_fill(inside >= self.size, torch.nan)

@@ -59,7 +59,8 @@ class Cut:
     def zero(self, shards: Sequence[Scored], bits: Sequence[Tensor]) -> None:
         """Zero the weights that go, and write to `bits` which stay."""
         beyond = torch.nextafter(self.value, torch.full_like(self.value, math.inf))
-        beyond = torch.where(beyond == self.value, torch.nan, beyond)  # nothing is above infinity, and no score reaches NaN
+        # Nothing is above infinity, and no score reaches NaN.
+        beyond = torch.where(beyond == self.value, torch.nan, beyond)
         room = max(shard.size for shard in shards)
         scratch = {device: torch.empty(room, dtype=torch.uint8, device=device) for device in {s.device for s in shards}}
         for shard, last, target in zip(shards, self.lasts(shards), bits, strict=True):
@@ -95,7 +96,8 @@ class Pivots:
 
 def sample_index(size: int, total: int, device: torch.device) -> Tensor:
     """Positions of a tensor's share of the sample: one in each of equal strips, at a place that follows no period."""
-    sample = min(max(total // 256, 1024), 1 << 16)
+    # As large as it takes for the bracket that it leads to to hold no more than is worth collecting.
+    sample = min(max(total // 32, 1024), 1 << 16)
     count = min(size, math.ceil(sample * size / total))
     strip = torch.arange(count, dtype=torch.float64, device=device)
     place = (strip * ((math.sqrt(5) - 1) / 2)) % 1  # a Weyl sequence: even, aperiodic, and no random state
@@ -121,7 +123,9 @@ def pick_pivots(sample: Tensor, k: int, total: int) -> Pivots:
     near = slice(start, math.ceil(middle + 2 * spread) - first + 2)
     keys = _keys(window[near])
     edge = (keys[:-1] - keys[1:]).argmax().clamp(min=0) if keys.numel() > 1 else torch.zeros_like(keys[0])
-    gap = _numbers((keys[edge] + keys[(edge + 1).clamp(max=keys.numel() - 1)]).div(2, rounding_mode="floor"))
+    # `take`, here and below: indexing by a tensor of a single number makes the host read that number first.
+    sides = keys.take(torch.stack([edge, (edge + 1).clamp(max=keys.numel() - 1)]))
+    gap = _numbers(sides.sum().div(2, rounding_mode="floor"))
     value = torch.stack([window[0], gap, window[-1]])
     place = torch.stack([torch.zeros_like(edge), near.start + edge + 1, torch.full_like(edge, window.numel())])
     return Pivots(value, place, window)
@@ -166,15 +170,16 @@ def _narrow(pivots: Pivots, k: int) -> tuple[Tensor, Tensor]:
     assert pivots.count is not None
     window, place, counts = pivots.window, pivots.place, pivots.count
     upper = (counts[1] < k).long()
-    lower = upper + 1
-    between = (place[lower] - place[upper]).double()
-    share = ((k - counts[upper]) / (counts[lower] - counts[upper]).clamp(min=1)).clamp(0, 1).double()
-    middle = place[upper] + share * between
+    ends = torch.stack([upper, upper + 1])
+    (begin, end), (above, at_least), (top, bottom) = (t.take(ends) for t in (place, counts, pivots.value))
+    between = (end - begin).double()
+    share = ((k - above) / (at_least - above).clamp(min=1)).clamp(0, 1).double()
+    middle = begin + share * between
     error = 4 * (between * share * (1 - share)).sqrt() + 3
     first, last = (middle - error).floor().long(), (middle + error).ceil().long()
-    size = window.numel()
-    high = torch.where(first < place[upper], pivots.value[upper], window[first.clamp(0, size - 1)])
-    low = torch.where(last >= place[lower], pivots.value[lower], window[last.clamp(0, size - 1)])
+    inner = window.take(torch.stack([first, last]).clamp(0, window.numel() - 1))
+    high = torch.where(first < begin, top, inner[0])
+    low = torch.where(last >= end, bottom, inner[1])
     return low, high
 
 
@@ -224,7 +229,7 @@ class _Bracket:
         # Stable, so that among equal scores the first positions come first.
         ranking = values[order].sort(descending=True, stable=True)
         place = k - self.above - 1
-        return Cut(ranking.values[place], positions[ranking.indices[place]])
+        return Cut(ranking.values[place], positions.take(ranking.indices[place]))
 
     def _collect(self, shard: Scored, blocks: Tensor, within: int, filled: int) -> tuple[Tensor, Tensor]:
         chosen = torch.nonzero_static(blocks, size=filled).view(-1)

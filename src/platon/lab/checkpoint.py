@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers import PreTrainedModel
 
 from platon.engine.pruner import Pruner
 from platon.lab.errors import UserError
@@ -56,6 +57,19 @@ def unseal(folder: Path, pruner: Pruner | None) -> dict[str, Any]:
             )
     extra: dict[str, Any] = numbers["extra"]
     return extra
+
+
+def load_weights(model: Any, folder: Path) -> None:
+    """Give the model the weights that `save_pretrained` wrote: some models (ViT) are saved under other names."""
+    model.load_state_dict(type(model).from_pretrained(folder).state_dict())
+
+
+def complete_weights(model: Any, folder: Path) -> None:
+    """Load what Trainer could not: it looks for the file's names in the model, and passes over those it does not find."""
+    files = [path for path in folder.glob("*.safetensors") if path.name != TENSORS]
+    names = {name for path in files for name in safe_open(path, "pt").keys()}  # noqa: SIM118  # it is no dict
+    if isinstance(model, PreTrainedModel) and not names <= model.state_dict().keys():
+        load_weights(model, folder)
 
 
 def problem(folder: Path) -> str | None:
@@ -104,9 +118,9 @@ def discard(paths: Iterable[Path]) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def rotate(folder: Path, keep: int) -> None:
-    """Keep the newest `keep` checkpoints that carry a marker, and remove what is older."""
+def rotate(folder: Path, keep: int, spare: Path | None = None) -> None:
+    """Keep the newest `keep` checkpoints that carry a marker, and remove what is older, except `spare`."""
     marked = [path for path in steps(folder).values() if (path / MARKER).exists()]
-    if len(marked) > keep:
+    if len(marked) >= keep:
         oldest = int(marked[-keep].name.removeprefix("checkpoint-"))
-        discard(path for step, path in steps(folder).items() if step < oldest)
+        discard(path for step, path in steps(folder).items() if step < oldest and path != spare)

@@ -48,6 +48,8 @@ def read_record(folder: Path) -> dict[str, Any]:
     if not (folder / RECORD).exists():
         raise UserError(f"{str(folder)!r} holds no finished run: there is no {RECORD} in it")
     record: dict[str, Any] = read_json(folder / RECORD)
+    if not isinstance(record, dict):
+        raise UserError(f"{str(folder / RECORD)!r} is damaged: it is no record")
     if record.get("format") != FORMAT:
         raise UserError(
             f"{str(folder / RECORD)!r} has format {record.get('format')}, this version of platon reads {FORMAT}"

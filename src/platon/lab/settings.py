@@ -6,7 +6,7 @@ import dataclasses
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -89,6 +89,12 @@ _CHOICES = {
     "scope": ("global", "matrix"),
     "report_to": ("none", "tensorboard", "wandb"),
 }
+_LEAST = (
+    dict.fromkeys(("batch", "accumulate", "steps", "every", "eval_batch", "checkpoints"), 1)
+    | dict.fromkeys(("eval_every", "log_every", "checkpoint_every"), 1)
+    | dict.fromkeys(("seed", "learning_rate", "momentum", "weight_decay", "clip"), 0)
+    | dict.fromkeys(("warmup", "cooldown", "lr_warmup"), 0)
+)
 # What a task needs that others do not: the digits' model is built from nothing, so it is trained dense first.
 _TASK_DEFAULTS: dict[str, dict[str, Any]] = {
     "digits": {"dense": "first", "epochs": 30.0, "batch": 32, "learning_rate": 5e-4, "weight_decay": 0.1},
@@ -125,6 +131,8 @@ def resolve(recipe: str | None = None, config: Path | None = None, flags: Mappin
         said |= {name: (value, "user") for name, value in values.items()}
     said |= {name: (value, "user") for name, value in (flags or {}).items() if value is not None}
     if recipe is not None:
+        if not isinstance(recipe, str):
+            raise UserError(f"recipe must be of type str, got {recipe!r}")
         named = recipes.find(recipe).fields
         unknown = [name for name in named if name not in FIELDS]
         if unknown:
@@ -176,6 +184,8 @@ def _converted(name: str, value: Any) -> Any:
     }[kind]
     if not right:
         raise UserError(f"{name} must be of type {kind}, got {value!r}")
+    if kind == "float" and not isfinite(value):
+        raise UserError(f"{name} must be a finite number, got {value}")
     if name in _CHOICES and value not in _CHOICES[name]:
         raise UserError(f"{name} must be one of {', '.join(_CHOICES[name])}, got {value!r}")
     return int(value) if kind == "int" else value
@@ -197,25 +207,16 @@ class Plan:
 def plan(sourced: Sourced, rows: int) -> Plan:
     """Steps from epochs and shares; a recipe's step counts scale with the length of the training."""
     s = sourced.settings
-    for name, least in (
-        ("batch", 1),
-        ("accumulate", 1),
-        ("steps", 1),
-        ("every", 1),
-        ("eval_batch", 1),
-        ("checkpoints", 1),
-    ):
+    for name, least in _LEAST.items():
         value = getattr(s, name)
         if value is not None and value < least:
-            raise UserError(f"{name} must be at least {least}, got {value}")
+            raise UserError(f"{name} must be at least {least}, got {value:g}")
     if s.steps is None and s.epochs <= 0:
         raise UserError(f"epochs must be above 0, got {s.epochs:g}")
     total = s.steps if s.steps is not None else max(1, ceil(s.epochs * ceil(rows / s.batch)))
 
     def steps(name: str) -> int:
         value = getattr(s, name)
-        if value < 0:
-            raise UserError(f"{name} must be at least 0, got {value:g}")
         if value < 1:
             return round(value * total)
         # The user counts in steps of this training, a recipe in steps of the training that it was made for.

@@ -46,8 +46,19 @@ class SealedCheckpoints(TrainerCallback):
         folder = self.resume_from or Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
         wrong = checkpoint.problem(folder) if folder.is_dir() else f"there is no {str(folder)!r}"
         if wrong:
-            raise UserError(f"cannot resume: {wrong}; pass resume_from= the checkpoint that Trainer resumes from")
+            raise UserError(f"cannot resume: {wrong}; {self._way_on(folder)}")
+        checkpoint.complete_weights(kwargs["model"], folder)
         self.extra = checkpoint.unseal(folder, self.pruner)
+
+    def _way_on(self, folder: Path) -> str:
+        """What to do when `folder` is no checkpoint to resume from."""
+        if not folder.is_dir():
+            name = type(self).__name__
+            return f"say where Trainer resumes from: {name}(resume_from=...), the same as its resume_from_checkpoint"
+        last, _ = checkpoint.last_complete(folder.parent)
+        if last is None:
+            return f"no checkpoint in {str(folder.parent)!r} is complete, so start afresh"
+        return f"the last complete one is before it: train(resume_from_checkpoint={str(last)!r})"
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Complete the checkpoint that Trainer has just written, then remove what is too many."""
@@ -57,7 +68,8 @@ class SealedCheckpoints(TrainerCallback):
         self.extra["seconds"] = self.clock()
         checkpoint.seal(output / f"checkpoint-{state.global_step}", state.global_step, self.pruner, self.extra)
         if self._limit:
-            checkpoint.rotate(output, self._limit)
+            best = state.best_model_checkpoint  # for Trainer's load_best_model_at_end
+            checkpoint.rotate(output, self._limit, spare=None if best is None else Path(best))
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -125,6 +137,15 @@ class PruningCallback(SealedCheckpoints):
             on_nonfinite=self.on_nonfinite,
         )
         super().on_train_begin(args, state, control, **kwargs)
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Forget Trainer's own best model until the target share is reached: a denser one would win."""
+        assert self.pruner is not None
+        target = self.pruner.schedule(state.max_steps)
+        if target is not None and self.pruner.keep > target:
+            state.best_metric = state.best_global_step = state.best_model_checkpoint = None
 
     def _cubic(self, total: int) -> Cubic:
         def steps(value: float) -> int:

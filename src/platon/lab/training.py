@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,9 @@ class LabTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
         return self.order
 
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Silence: what Trainer finds no name for, `SealedCheckpoints` loads."""
+
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
             assert self.model is not None
@@ -137,12 +141,31 @@ def freeze_embeddings(model: nn.Module) -> None:
             module.weight.requires_grad_(False)
 
 
+class Trained(Exception):  # noqa: N818  # it is no error
+    """The checkpoint that was resumed from is the last one: there is nothing left to train."""
+
+
 class Watch(TrainerCallback):
     """What a run needs beside pruning: the epoch's order, the history, the best model, and a clean stop."""
 
-    def __init__(self, folder: Path, plan: Plan, headline: str, order: Order, sealed: SealedCheckpoints) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        plan: Plan,
+        headline: str,
+        order: Order,
+        sealed: SealedCheckpoints,
+        tell: Callable[[str], None],
+    ) -> None:
         self.folder, self.plan, self.headline, self.order, self.sealed = folder, plan, headline, order, sealed
+        self.tell = tell
         self.stop_signal: int | None = None
+        self._began = (0, 0.0)  # step and time at which this process took over
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._began = (state.global_step, time.monotonic())
 
     @property
     def best(self) -> dict[str, Any] | None:
@@ -155,7 +178,13 @@ class Watch(TrainerCallback):
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self.order.set_epoch(math.floor((state.epoch or 0.0) + 1e-6))
+        if state.global_step >= state.max_steps:
+            raise Trained  # Trainer itself would take one more step
+        epoch = math.floor((state.epoch or 0.0) + 1e-6)
+        self.order.set_epoch(epoch)
+        rows = kwargs["train_dataloader"].dataset  # when it skips batches, accelerate does not tell the rows
+        if hasattr(rows, "set_epoch"):
+            rows.set_epoch(epoch)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.stop_signal is not None and state.global_step < state.max_steps:
@@ -184,13 +213,24 @@ class Watch(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Keep the best model of the final phase; a score from before the target share is reached never counts."""
-        if metrics is None or state.global_step < self.plan.total - self.plan.cooldown:
+        if metrics is None:
             return
         value = metrics[self.headline]
+        self._tell(state.global_step, value)
+        if state.global_step < self.plan.total - self.plan.cooldown:
+            return
         if self.best is None or value > self.best["value"]:
             self.sealed.extra["best"] = {"step": state.global_step, "value": value}
             if state.is_world_process_zero:
                 save_whole(kwargs["model"], self.best_folder(state.global_step))
+
+    def _tell(self, step: int, value: float) -> None:
+        first, began = self._began
+        left = (time.monotonic() - began) / max(step - first, 1) * (self.plan.total - step)
+        kept = "" if self.sealed.pruner is None else f", {self.sealed.pruner.kept():.1%} kept"
+        name = self.headline.removeprefix("eval_").replace("_", " ")
+        ahead = f", about {left:.0f} s left" if step < self.plan.total else ""
+        self.tell(f"step {step} of {self.plan.total}: {name} {100 * value:.2f}{kept}{ahead}")
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Earlier best models go once a checkpoint no longer points to them."""

@@ -1,0 +1,493 @@
+"""A run from settings to folder, in this process; test_cli.py stops, kills and resumes it in others."""
+
+import dataclasses
+import fcntl
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+from platon import weights
+from platon.lab import checkpoint, tasks
+from platon.lab import run as lab
+from platon.lab.errors import UserError
+from platon.lab.record import HISTORY, RECORD, read_history, read_record
+from platon.lab.run import Interrupted, Say, evaluate_run, prune, read_started
+from platon.lab.settings import Sourced, resolve
+from platon.lab.tasks import Prepared, Request, Task
+from platon.lab.training import Watch
+
+Write = Callable[..., Path]
+Png = Callable[..., bytes]
+
+TINY: dict[str, Any] = {"train_rows": 128, "eval_rows": 40, "batch": 16, "steps": 20, "eval_every": 4}
+TINY |= {"log_every": 2, "checkpoint_every": 6, "every": 2, "warmup": 2.0, "cooldown": 9.0}
+
+
+def tiny(**flags: Any) -> Sourced:
+    return resolve(flags={**TINY, "dense": "none", **flags})
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file below the folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def bits(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model" / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with its dense twin first; tests must leave it as it is."""
+    folder = tmp_path_factory.mktemp("runs") / "digits"
+    prune(tiny(dense="first", keep=0.15, seed=3), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same without a twin."""
+    folder = tmp_path_factory.mktemp("runs") / "plain"
+    prune(tiny(), folder)
+    return folder
+
+
+# --- what a run leaves ------------------------------------------------------------------------------------------------
+
+
+def test_record_is_complete(finished: Path) -> None:
+    record = read_record(finished)
+    settings = record["settings"]
+    assert settings["keep"] == {"value": 0.15, "source": "user"}
+    assert settings["learning_rate"] == {"value": 5e-4, "source": "ours"}
+    assert record["plan"] == {
+        **{"total": 20, "warmup": 2, "cooldown": 9, "lr_warmup": 2},
+        **{"eval_every": 4, "log_every": 2, "checkpoint_every": 6},
+    }
+    assert {"platon", "torch", "transformers", "datasets", "accelerate", "python"} == set(record["versions"])
+    assert record["versions"]["torch"] == torch.__version__
+    assert record["data"]["train_rows"] == 128
+    assert record["data"]["validation_rows"] == 40
+    same = tasks.find("digits").prepare(Request(train_rows=128, eval_rows=40))
+    assert record["data"]["fingerprint"] == same.fingerprint
+    assert record["metrics"] == ["accuracy"]
+    assert 0 <= record["results"]["validation"]["accuracy"] <= 1
+    assert 0 < record["chance"]["validation"]["accuracy"] < 0.3
+    assert record["seconds"] > 0
+    assert record["bytes"] == (finished / "model" / "model.safetensors").stat().st_size
+
+
+def test_exactly_the_share_asked_for_is_kept(finished: Path) -> None:
+    record = read_record(finished)
+    total = record["parameters"]["prunable"]
+    assert total == 4 * 12 * 64 * 64  # four layers of 64, feed-forward of four times that
+    assert record["kept"] == round(0.15 * total) / total
+    model = AutoModelForImageClassification.from_pretrained(finished / "model")
+    matrices = weights(model).matrices
+    assert sum(int(m.count_nonzero()) for m in matrices.values()) == round(0.15 * total)
+    assert record["layers"] == {name: int(m.count_nonzero()) / m.numel() for name, m in matrices.items()}
+    assert record["parameters"]["all"] == sum(p.numel() for p in model.parameters())
+    assert record["parameters"]["left"] == record["parameters"]["all"] - total + round(0.15 * total)
+
+
+def test_model_folder_is_plain_transformers(finished: Path) -> None:
+    """Nobody needs platon: the model and its image processor load, and measure as the record says."""
+    model = AutoModelForImageClassification.from_pretrained(finished / "model").eval()
+    AutoImageProcessor.from_pretrained(finished / "model", backend="pil")
+    assert model.config.id2label[7] == "7"
+    rows = tasks.find("digits").prepare(Request(train_rows=128, eval_rows=40)).evaluation["validation"]
+    with torch.no_grad():
+        found = [int(model(rows[n]["pixel_values"][None]).logits.argmax()) for n in range(len(rows))]
+    right = sum(label == rows[n]["labels"] for n, label in enumerate(found))
+    assert right / len(rows) == read_record(finished)["results"]["validation"]["accuracy"]
+
+
+def test_model_card_has_settings_and_results(finished: Path) -> None:
+    card = (finished / "model" / "README.md").read_text()
+    record = read_record(finished)
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    assert "15.0% of the prunable weights kept" in card
+    accuracy = 100 * record["results"]["validation"]["accuracy"]
+    dense = 100 * record["dense"]["results"]["validation"]["accuracy"]
+    assert f"| validation | accuracy | {accuracy:.2f} | {dense:.2f} |" in card
+    assert "| keep | 0.15 | user |" in card
+    assert f"torch {torch.__version__}" in card
+
+
+def test_history_has_a_line_for_each_log_and_each_evaluation(plain: Path) -> None:
+    history = read_history(plain)
+    training = [line for line in history if "loss" in line]
+    assert [line["step"] for line in training] == list(range(2, 21, 2))
+    assert all({"step", "loss", "learning_rate", "grad_norm", "keep", "kept"} <= line.keys() for line in training)
+    assert [line["keep"] for line in training][-5:] == [0.1] * 5
+    evaluations = [line["step"] for line in history if "eval_validation_accuracy" in line]
+    assert evaluations == [4, 8, 12, 16, 20]
+
+
+def test_checkpoints_are_few_and_complete_and_nothing_is_left_lying_about(finished: Path) -> None:
+    for folder in (finished, finished / "dense"):
+        assert list(checkpoint.steps(folder / "checkpoints")) == [18, 20]
+        assert all(checkpoint.problem(place) is None for place in checkpoint.steps(folder / "checkpoints").values())
+        known = {"model", "checkpoints", "dense", RECORD, HISTORY, lab.STARTED, lab.LOCK}
+        assert {path.name for path in folder.iterdir()} <= known
+
+
+def test_pruning_starts_from_the_dense_model(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record, dense = read_record(finished), read_record(finished / "dense")
+    assert dense["method"] == "dense"
+    assert dense["kept"] == 1.0
+    assert record["dense"] == {name: dense[name] for name in ("results", "parameters", "bytes", "seconds")}
+    started: list[Any] = []
+    prepare = Task.prepare
+
+    def spy(self: Task, request: Request) -> Prepared:
+        started.append(request.model)
+        return prepare(self, request)
+
+    monkeypatch.setattr(Task, "prepare", spy)
+    for where in ("first", "beside"):
+        prune(tiny(dense=where, steps=2, warmup=0.0, cooldown=0.0), tmp_path / where)
+    assert started == [None, str(tmp_path / "first" / "dense" / "model"), None, None]
+    assert read_record(tmp_path / "beside")["dense"] is not None
+
+
+def test_same_seed_gives_the_same_bits_and_another_does_not(plain: Path, tmp_path: Path) -> None:
+    prune(tiny(), tmp_path / "again")
+    prune(tiny(seed=1), tmp_path / "other")
+    assert all(torch.equal(tensor, bits(plain)[name]) for name, tensor in bits(tmp_path / "again").items())
+    assert not all(torch.equal(tensor, bits(plain)[name]) for name, tensor in bits(tmp_path / "other").items())
+    assert read_record(plain)["results"] == read_record(tmp_path / "again")["results"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"method": "magnitude", "scope": "matrix"},
+        {"accumulate": 2},
+        {"precision": "bf16"},
+        {"optimizer": "sgd", "decay": "cosine", "learning_rate": 0.03},
+        {"optimizer": "adamax", "clip": 0.0, "eval_every": 100},
+        {"timing": "before", "window": 1, "cooldown": 0.0},
+    ],
+    ids=lambda flags: "-".join(map(str, flags.values())),
+)
+def test_every_way_of_training_ends_at_the_share(flags: dict[str, Any], tmp_path: Path) -> None:
+    record = prune(tiny(**{"steps": 8, "warmup": 1.0, "cooldown": 3.0, **flags}), tmp_path / "run")
+    total = record["parameters"]["prunable"]
+    found = record["parameters"]["left"] - (record["parameters"]["all"] - total)
+    if flags.get("scope") == "matrix":
+        assert all(share == pytest.approx(0.1, abs=2e-4) for share in record["layers"].values())
+    else:
+        assert found == round(0.1 * total)
+
+
+def test_evaluation_gives_the_record_again(finished: Path) -> None:
+    record, results = evaluate_run(finished)
+    assert record == read_record(finished)
+    assert results == record["results"]
+
+
+# --- the best model ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def made_scores(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
+    """Let the task's metric say these values, one an evaluation; gives what it was asked."""
+
+    def make(*values: float) -> list[float]:
+        left: Iterator[float] = iter(values)
+        said: list[float] = []
+        prepare = Task.prepare
+
+        def score(split: str, predictions: Any, labels: Any) -> dict[str, float]:
+            said.append(next(left))
+            return {"accuracy": said[-1]}
+
+        def changed(self: Task, request: Request) -> Prepared:
+            return dataclasses.replace(prepare(self, request), score=score)
+
+        monkeypatch.setattr(Task, "prepare", changed)
+        return said
+
+    return make
+
+
+def test_better_score_before_the_target_share_never_counts(
+    made_scores: Callable[..., list[float]], tmp_path: Path
+) -> None:
+    said = made_scores(0.9, 0.8, 0.7, 0.6, 0.5, 0.25)  # at 4, 8, 12, 16, 20, and of the model that was taken
+    record = prune(tiny(), tmp_path / "run")
+    assert record["best"] == {"step": 12, "value": 0.7}  # the target is reached at 20 - 9 = 11
+    assert record["results"] == {"validation": {"accuracy": 0.25}}
+    assert len(said) == 6
+    total = record["parameters"]["prunable"]
+    model = AutoModelForImageClassification.from_pretrained(tmp_path / "run" / "model")
+    assert sum(int(m.count_nonzero()) for m in weights(model).matrices.values()) == round(0.1 * total)
+
+
+def test_best_of_the_final_phase_is_the_one_saved(made_scores: Callable[..., list[float]], tmp_path: Path) -> None:
+    """A model that was best at 16 is what a run gives that ends there, learning rates included."""
+    made_scores(0.9, 0.9, 0.1, 0.8, 0.8, 0.8)
+    seen: dict[str, dict[str, torch.Tensor]] = {}
+
+    def look(model: Any, folder: Path) -> None:
+        seen[folder.name] = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        save_whole(model, folder)
+
+    save_whole = lab.save_whole
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("platon.lab.training.save_whole", look)
+        record = prune(tiny(), tmp_path / "run")
+    assert record["best"] == {"step": 16, "value": 0.8}  # the first of equals
+    assert list(seen) == ["best-12", "best-16"]
+    assert all(torch.equal(tensor, seen["best-16"][name]) for name, tensor in bits(tmp_path / "run").items())
+    assert not list((tmp_path / "run").glob("best-*"))
+
+
+def test_without_an_evaluation_at_the_target_the_last_model_is_taken(
+    made_scores: Callable[..., list[float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_scores(0.5, 0.25)
+    monkeypatch.setattr(Watch, "on_evaluate", lambda *args, **kwargs: None)
+    record = prune(tiny(eval_every=100), tmp_path / "run")
+    assert record["best"] is None
+    last = load_file(tmp_path / "run" / "checkpoints" / "checkpoint-20" / "model.safetensors")
+    assert all(torch.equal(tensor, last[name]) for name, tensor in bits(tmp_path / "run").items())
+
+
+# --- stop and resume --------------------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """As sudden as a kill, but for this process."""
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, at: int, number: int | None = None) -> None:
+    """Send a signal, or die, at a step."""
+    done: list[int] = []
+    step_end = Watch.on_step_end
+
+    def stop(self: Watch, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == at and not done:
+            done.append(at)
+            if number is None:
+                raise Killed
+            os.kill(os.getpid(), number)
+        step_end(self, args, state, control, **kwargs)
+
+    monkeypatch.setattr(Watch, "on_step_end", stop)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_saves_and_the_run_goes_on_to_the_same_bits(
+    number: int, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = signal.getsignal(number)
+    interrupt(monkeypatch, 13, number)
+    with pytest.raises(Interrupted) as caught:
+        prune(tiny(), tmp_path / "run")
+    assert (caught.value.number, caught.value.folder) == (number, tmp_path / "run")
+    assert signal.getsignal(number) is before
+    assert not (tmp_path / "run" / RECORD).exists()
+    assert list(checkpoint.steps(tmp_path / "run" / "checkpoints")) == [12, 13]
+    told: list[str] = []
+    sourced = read_started(tmp_path / "run")
+    assert sourced == tiny()
+    record = prune(sourced, tmp_path / "run", resume=True, say=Say(told.append))
+    assert told == ["resuming at step 13 of 20"]
+    compare(tmp_path / "run", plain)
+    assert record["seconds"] > 0
+
+
+def compare(folder: Path, other: Path) -> None:
+    """The same result, bit for bit, however it was come by."""
+    assert all(torch.equal(tensor, bits(other)[name]) for name, tensor in bits(folder).items())
+    mine, theirs = read_record(folder), read_record(other)
+    for key in ("results", "best", "kept", "layers", "parameters", "settings", "plan", "data"):
+        assert mine[key] == theirs[key]
+    # All but the mean loss of the line after a resumption, which is the mean of the steps since then.
+    mine_lines, their_lines = ([{**line, "loss": 0} for line in read_history(f)] for f in (folder, other))
+    assert mine_lines == their_lines
+
+
+@pytest.mark.parametrize("at", [1, 6, 8, 12, 19])
+def test_killed_at_a_step(at: int, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 8 an epoch ends; the others lie in the middle of one."""
+    interrupt(monkeypatch, at)
+    with pytest.raises(Killed):
+        prune(tiny(), tmp_path / "run")
+    prune(tiny(), tmp_path / "run", resume=True)
+    compare(tmp_path / "run", plain)
+
+
+def test_killed_after_the_last_step(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """20 steps are two and a half epochs, so Trainer would go on with the third one."""
+
+    def die(*args: Any) -> None:
+        raise Killed
+
+    for name in ("_finish", "model_card", "write_json"):
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(lab, name, die)
+            prune(tiny(), tmp_path / name)
+        if name == "write_json":  # the folder was claimed, and no more
+            assert not (tmp_path / name).exists() or not list((tmp_path / name).glob("[a-z]*"))
+        prune(tiny(), tmp_path / name, resume=name != "write_json")
+        compare(tmp_path / name, plain)
+
+
+def test_damaged_checkpoint_is_passed_over(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt(monkeypatch, 16)
+    with pytest.raises(Killed):
+        prune(tiny(), tmp_path / "run")
+    places = checkpoint.steps(tmp_path / "run" / "checkpoints")
+    assert list(places) == [6, 12]
+    (places[12] / "optimizer.pt").write_bytes(b"")
+    told: list[str] = []
+    prune(tiny(), tmp_path / "run", resume=True, say=Say(told.append))
+    assert told == [
+        "passing over a checkpoint: checkpoint-12 is damaged: optimizer.pt is not what was written",
+        "resuming at step 6 of 20",
+    ]
+    compare(tmp_path / "run", plain)
+
+
+def test_resumed_run_sees_the_same_augmented_images(
+    make_png: Png, tiny_vit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for split, count in {"train": 8, "validation": 2}.items():
+        for n in range(2 * count):
+            place = tmp_path / "pets" / split / ("cat" if n % 2 else "dog")
+            place.mkdir(parents=True, exist_ok=True)
+            (place / f"{n}.png").write_bytes(make_png(n, 12))
+    flags = {"task": "images", "data": str(tmp_path / "pets"), "model": str(tiny_vit), "augment": True}
+    sourced = resolve(flags={**TINY, **flags, "train_rows": None, "eval_rows": None, "batch": 4})
+    prune(sourced, tmp_path / "whole")
+    interrupt(monkeypatch, 10, signal.SIGTERM)  # the middle of the third epoch
+    with pytest.raises(Interrupted):
+        prune(sourced, tmp_path / "run")
+    prune(sourced, tmp_path / "run", resume=True)
+    compare(tmp_path / "run", tmp_path / "whole")
+
+
+def test_stopping_the_twin_is_stopping_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt(monkeypatch, 2, signal.SIGTERM)
+    sourced = tiny(dense="first", steps=4, warmup=0.0, cooldown=1.0)
+    with pytest.raises(Interrupted) as caught:
+        prune(sourced, tmp_path / "run")
+    assert caught.value.folder == tmp_path / "run"  # whose --resume goes on with both
+    assert prune(read_started(tmp_path / "run"), tmp_path / "run", resume=True)["dense"] is not None
+
+
+def test_finished_run_returns_at_once(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = content(finished)
+    monkeypatch.setattr(Task, "prepare", None)  # nothing is read, nothing is trained
+    told: list[str] = []
+    record = prune(read_started(finished), finished, resume=True, say=Say(told.append))
+    assert record == read_record(finished)
+    assert f"{finished} is finished" in told
+    assert content(finished) == before
+
+
+# --- whose folder it is -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    with monkeypatch.context() as patch:
+        interrupt(patch, 3, signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            prune(tiny(), tmp_path / "unfinished")
+    return tmp_path / "unfinished"
+
+
+def test_folder_with_a_run_is_refused(finished: Path, unfinished: Path) -> None:
+    for folder in (finished, unfinished):
+        before = content(folder)
+        with pytest.raises(UserError, match="holds a run already; continue it with --resume, or choose another"):
+            prune(tiny(), folder)
+        with pytest.raises(UserError, match=r"holds another run: its keep is 0\.15?, not 0\.3"):
+            prune(tiny(keep=0.3), folder, resume=True)
+        assert content(folder) == before
+
+
+def test_folder_with_other_things_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    for resume in (False, True):
+        with pytest.raises(UserError, match="is not empty and holds no run; choose another --output"):
+            prune(tiny(), tmp_path, resume)
+    with pytest.raises(UserError, match=r"thesis\.tex' is a file; choose another --output"):
+        prune(tiny(), tmp_path / "thesis.tex")
+    with pytest.raises(UserError, match=r"cannot write to .*thesis\.tex/run': Not a directory"):
+        prune(tiny(), tmp_path / "thesis.tex" / "run")
+    assert content(tmp_path) == {"thesis.tex": b"years of work"}
+    with pytest.raises(UserError, match="holds no run; start one without --resume"):
+        read_started(tmp_path)
+
+
+def test_settings_of_another_version_are_said_to_be_so(tmp_path: Path) -> None:
+    for text in ("[]", "{}", '{"settings": {"new": {"value": 1, "source": "user"}}, "recipe": null}'):
+        (tmp_path / lab.STARTED).write_text(text)
+        with pytest.raises(UserError, match=r"run\.json' is not what this version of platon writes"):
+            read_started(tmp_path)
+
+
+def test_one_process_at_a_time(unfinished: Path) -> None:
+    with (unfinished / lab.LOCK).open("w") as lock:  # flock knows open files, not processes
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="another process works on .*; wait for it or choose another --output"):
+            prune(tiny(), unfinished, resume=True)
+    assert prune(tiny(), unfinished, resume=True)["kept"] == pytest.approx(0.1, abs=1e-5)
+
+
+def test_failed_start_does_not_keep_the_folder(tmp_path: Path) -> None:
+    """The corrected command must work in the same place, and without --resume."""
+    (tmp_path / "mine").mkdir()
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"data": str(tmp_path)}, "digits brings its own data"),
+        ({"warmup": 15.0}, r"warmup \+ cooldown must not exceed the 20 steps"),
+        ({"batch": 15, "accumulate": 2}, "batch must be a multiple of accumulate"),
+        ({"beta1": 1.5}, r"beta1 must be in \[0, 1\), got 1.5"),
+    ]
+    for folder in (tmp_path / "new", tmp_path / "mine"):
+        for flags, sentence in wrong:
+            for dense in ("none", "first"):
+                if "beta1" in flags and dense == "first":
+                    continue  # that would be found when the twin has been trained
+                with pytest.raises(UserError, match=sentence):
+                    prune(tiny(**flags, dense=dense), folder)
+                assert folder.exists() == (folder.name == "mine")
+                assert not list(folder.glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"method": "platn"}, "no method is called 'platn'; nearest: 'platon'"),
+        ({"keep": 80.0}, r"keep must be in \(0, 1\], got 80.0; write 0.8 for 80 %"),
+        ({"keep": 0.0}, r"keep must be in \(0, 1\], got 0.0; give the share of weights that stays"),
+        ({"beta2": -1.0, "dense": "first"}, r"beta2 must be in \[0, 1\), got -1.0"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_done(
+    flags: dict[str, Any], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Task, "prepare", None)
+    with pytest.raises(UserError, match=sentence):
+        prune(tiny(**flags), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_run_folder_can_be_moved(plain: Path, tmp_path: Path) -> None:
+    shutil.copytree(plain, tmp_path / "elsewhere")
+    assert evaluate_run(tmp_path / "elsewhere")[1] == read_record(plain)["results"]
+    assert json.loads((tmp_path / "elsewhere" / RECORD).read_text()) == read_record(plain)

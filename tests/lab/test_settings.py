@@ -1,0 +1,230 @@
+"""Settings: who said what, who wins, and how steps follow the length of a training."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from platon.lab import recipes
+from platon.lab.errors import UserError
+from platon.lab.settings import FIELDS, Plan, Settings, Sourced, plan, resolve
+
+RTE = "paper/bert-base/rte-10"  # 2,490 rows, batch 16, 20 epochs: 3,120 steps; t_i 200, t_f 1,200, warm-up 10 %
+CIFAR = "paper/vit-base/cifar100-10"  # 20,000 steps; t_i 2,000, t_f 8,000, warm-up of 1,000 steps
+
+
+def config(folder: Path, text: str) -> Path:
+    file = folder / "run.toml"
+    file.write_text(text)
+    return file
+
+
+def said(sourced: Sourced, *names: str) -> list[tuple[Any, str]]:
+    return [(getattr(sourced.settings, name), sourced.sources[name]) for name in names]
+
+
+# --- who wins ---------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_word_all_is_ours() -> None:
+    sourced = resolve()
+    assert set(sourced.sources) == set(FIELDS)
+    assert set(sourced.sources.values()) == {"ours"}
+    assert said(sourced, "task", "dense", "keep") == [("digits", "ours"), ("first", "ours"), (0.1, "ours")]
+    assert sourced.recipe is None
+
+
+def test_each_overrides_what_stands_before_it(tmp_path: Path) -> None:
+    file = config(tmp_path, 'batch = 8\nlearning_rate = 1\nmodel = "mine"\n')
+    sourced = resolve(RTE, file, {"batch": 4, "seed": 7, "epochs": None})
+    assert said(sourced, "task", "beta2", "decay", "reference_steps") == [
+        ("rte", "paper"),
+        (0.95, "paper"),
+        ("linear", "code"),
+        (3120, "ours"),
+    ]
+    assert said(sourced, "epochs", "seed", "eval_batch") == [(20.0, "paper"), (7, "user"), (64, "ours")]
+    assert said(sourced, "batch", "learning_rate", "model") == [(4, "user"), (1.0, "user"), ("mine", "user")]
+    assert isinstance(sourced.settings.learning_rate, float)  # a whole number is a fine float
+    assert sourced.recipe == RTE
+
+
+def test_config_file_may_name_the_recipe_and_a_flag_beats_it(tmp_path: Path) -> None:
+    file = config(tmp_path, f'recipe = "{RTE}"\nkeep = 0.5\n')
+    assert resolve(config=file).recipe == RTE
+    assert said(resolve(config=file), "keep", "task") == [(0.5, "user"), ("rte", "paper")]
+    other = resolve(CIFAR, file)
+    assert (other.recipe, other.settings.task, other.settings.keep) == (CIFAR, "cifar100", 0.5)
+
+
+def test_config_file_takes_every_setting_under_its_own_name(tmp_path: Path) -> None:
+    words = {"task": "sst2", "dense": "beside", "optimizer": "sgd", "decay": "cosine", "precision": "bf16"}
+    words |= {"timing": "before", "scope": "matrix", "report_to": "tensorboard", "units": "weights"}
+    values: dict[str, Any] = {}
+    for name, field in FIELDS.items():
+        kind = str(field.type).split(" ")[0]
+        values[name] = words.get(name, {"str": "word", "int": 3, "float": 0.25, "bool": True}[kind])
+    text = "\n".join(f"{n} = {str(v).lower() if v is True else repr(v)}" for n, v in values.items())
+    sourced = resolve(config=config(tmp_path, text))
+    assert dataclasses.asdict(sourced.settings) == values
+    assert set(sourced.sources.values()) == {"user"}
+
+
+def test_the_users_word_on_length_beats_the_recipes() -> None:
+    by_steps, by_epochs = resolve(CIFAR), resolve(CIFAR, flags={"epochs": 2.0})
+    assert said(by_steps, "steps") == [(20_000, "paper")]
+    assert said(by_epochs, "steps", "epochs") == [(None, "ours"), (2.0, "user")]
+    assert plan(by_epochs, 51_200).total == 200
+    assert plan(resolve(CIFAR, flags={"epochs": 2.0, "steps": 7}), 51_200).total == 7
+    assert plan(resolve(RTE, flags={"steps": 10}), 2_490).total == 10
+
+
+def test_record_holds_value_and_source_of_each_setting() -> None:
+    plain = resolve(RTE, flags={"seed": 3}).with_user(batch=2).plain()
+    assert list(plain) == list(FIELDS)
+    assert plain["seed"] == {"value": 3, "source": "user"}
+    assert plain["batch"] == {"value": 2, "source": "user"}
+    assert plain["warmup"] == {"value": 200.0, "source": "paper"}
+
+
+@pytest.mark.parametrize("recipe", recipes.RECIPES)
+def test_each_recipe_becomes_settings_or_says_what_is_missing(recipe: str) -> None:
+    fields = recipes.RECIPES[recipe].fields
+    missing = [name for name in fields if name not in FIELDS]
+    if missing or fields["units"].value != "weights":
+        with pytest.raises(UserError) as caught:
+            resolve(recipe)
+        assert "\n" not in str(caught.value)
+        if missing:
+            method = fields["method"].value
+            sentence = f"recipe {recipe!r} needs {', '.join(missing)} of method {method!r}, which is not there yet"
+            assert str(caught.value) == sentence
+        return
+    sourced = resolve(recipe)
+    for name, field in fields.items():
+        if field.value is not None:
+            assert said(sourced, name) == [(field.value, field.source)]
+    total = sourced.settings.reference_steps
+    assert total is not None
+    rows = recipes.ROWS.get(sourced.settings.task, 0)
+    assert plan(sourced, rows).total == total  # a full training has exactly the steps that the counts refer to
+
+
+# --- what is wrong, in one sentence -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("lerning_rate = 1", "has a setting 'lerning_rate' that is not known; nearest: 'learning_rate'"),
+        ("zzzz = 1", "has a setting 'zzzz' that is not known$"),
+        ("keep = 'a lot'", "keep must be of type float, got 'a lot'"),
+        ("keep = true", "keep must be of type float, got True"),
+        ("batch = 1.5", "batch must be of type int, got 1.5"),
+        ("seed = '1'", "seed must be of type int, got '1'"),
+        ("augment = 1", "augment must be of type bool, got 1"),
+        ("task = 3", "no task is called '3'"),
+        ("model = 3", "model must be of type str, got 3"),
+        ("model = ['a']", r"model must be of type str, got \['a'\]"),
+        ("recipe = 3", "recipe must be of type str, got 3"),
+        ("learning_rate = nan", "learning_rate must be a finite number, got nan"),
+        ("epochs = inf", "epochs must be a finite number, got inf"),
+        ("optimizer = 'adam'", "optimizer must be one of adamw, adamax, sgd, got 'adam'"),
+        ("dense = 'last'", "dense must be one of none, beside, first, got 'last'"),
+        ("[training]\nbatch = 3", "has a setting 'training' that is not known"),
+        ("batch = ", "cannot read config file .*run.toml"),
+        ("recipe = 'paper/bert-base/rte-11'", "no recipe 'paper/bert-base/rte-11'; nearest: .*paper/bert-base/rte-10"),
+    ],
+)
+def test_config_that_cannot_be(text: str, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=sentence):
+        resolve(config=config(tmp_path, text))
+
+
+def test_config_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no config file .*none\.toml"):
+        resolve(config=tmp_path / "none.toml")
+    with pytest.raises(UserError, match=r"cannot read config file .*: .*directory"):
+        resolve(config=tmp_path)
+    (tmp_path / "image.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="cannot read config file"):
+        resolve(config=tmp_path / "image.toml")
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"batch": 0}, "batch must be at least 1, got 0"),
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"epochs": 0.0}, "epochs must be above 0, got 0"),
+        ({"every": 0}, "every must be at least 1, got 0"),
+        ({"warmup": -1.0}, "warmup must be at least 0, got -1"),
+        ({"lr_warmup": -0.5}, "lr_warmup must be at least 0, got -0.5"),
+        ({"checkpoints": 0}, "checkpoints must be at least 1, got 0"),
+        ({"checkpoint_every": 0}, "checkpoint_every must be at least 1, got 0"),
+        ({"eval_every": -1}, "eval_every must be at least 1, got -1"),
+        ({"log_every": 0}, "log_every must be at least 1, got 0"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"learning_rate": -0.1}, "learning_rate must be at least 0, got -0.1"),
+        ({"weight_decay": -1.0}, "weight_decay must be at least 0, got -1"),
+        ({"momentum": -1.0}, "momentum must be at least 0, got -1"),
+        ({"clip": -1.0}, "clip must be at least 0, got -1"),
+        (
+            {"steps": 100, "warmup": 60.0, "cooldown": 50.0},
+            r"warmup \+ cooldown must not exceed the 100 steps of the training, got 60 \+ 50; shorten one of them",
+        ),
+    ],
+)
+def test_plan_that_cannot_be(flags: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        plan(resolve(flags=flags), 1000)
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+def test_full_training_has_the_recipes_own_counts() -> None:
+    assert plan(resolve(RTE), 2_490) == Plan(3120, 200, 1200, 312, 312, 31, 312)
+    assert plan(resolve(CIFAR), 50_000) == Plan(20_000, 2_000, 8_000, 1_000, 2_000, 200, 2_000)
+
+
+def test_shorter_training_scales_the_recipes_counts() -> None:
+    short = plan(resolve(RTE, flags={"steps": 312}), 2_490)
+    assert (short.warmup, short.cooldown, short.lr_warmup) == (20, 120, 31)
+    fewer_rows = plan(resolve(RTE, flags={"train_rows": 160}), 160)  # 20 epochs of 10 batches
+    assert (fewer_rows.total, fewer_rows.warmup, fewer_rows.cooldown) == (200, 13, 77)
+    short = plan(resolve(CIFAR, flags={"steps": 200}), 50_000)
+    assert (short.warmup, short.cooldown, short.lr_warmup) == (20, 80, 10)
+
+
+def test_what_the_user_counts_is_taken_as_said() -> None:
+    short = plan(resolve(CIFAR, flags={"steps": 200, "warmup": 50.0, "lr_warmup": 7.0}), 50_000)
+    assert (short.warmup, short.cooldown, short.lr_warmup) == (50, 80, 7)
+    # A step count that the user's own flag took over does not scale, though the recipe's reference is still there.
+    same = plan(resolve(RTE, flags={"steps": 3120, "warmup": 200.0, "cooldown": 1200.0}), 2_490)
+    assert (same.warmup, same.cooldown) == (200, 1200)
+    given = plan(resolve(RTE, flags={"steps": 1560, "reference_steps": 1560}), 2_490)
+    assert (given.warmup, given.cooldown) == (200, 1200)
+
+
+def test_below_one_is_a_share_of_the_training_whoever_says_it() -> None:
+    shares = plan(resolve(flags={"steps": 1000, "warmup": 0.25, "cooldown": 0.5, "lr_warmup": 0.0}), 1000)
+    assert (shares.warmup, shares.cooldown, shares.lr_warmup) == (250, 500, 0)
+    one = plan(resolve(flags={"steps": 1000, "warmup": 1.0}), 1000)
+    assert one.warmup == 1
+    assert plan(resolve(RTE, flags={"steps": 100}), 2_490).lr_warmup == 10
+    assert plan(resolve(flags={"steps": 5, "lr_warmup": 100.0}), 1000).lr_warmup == 5
+
+
+def test_epochs_count_whole_batches() -> None:
+    steps = {epochs: plan(resolve(flags={"epochs": epochs, "batch": 32}), 100).total for epochs in (0.1, 1.0, 2.5)}
+    assert steps == {0.1: 1, 1.0: 4, 2.5: 10}
+    assert plan(Sourced(Settings(batch=500), resolve().sources), 100).total == 3
+
+
+def test_tiny_trainings_still_log_evaluate_and_save() -> None:
+    tiny = plan(resolve(flags={"steps": 1}), 10)
+    assert (tiny.eval_every, tiny.log_every, tiny.checkpoint_every) == (1, 1, 1)
+    said_so = plan(resolve(flags={"steps": 100, "eval_every": 7, "log_every": 3, "checkpoint_every": 9}), 10)
+    assert (said_so.eval_every, said_so.log_every, said_so.checkpoint_every) == (7, 3, 9)

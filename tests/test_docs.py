@@ -1,0 +1,242 @@
+"""Every snippet of the how-tos runs, in order, as a reader would run it: a folder and a namespace of its own a page.
+
+A `python` block is executed, the lines of a `sh` block are run, a `toml NAME` block is written to the file NAME. What a
+page takes for granted (the reader's data and model) is put in place under the names that the page uses.
+"""
+
+import re
+import shlex
+import string
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+import torch
+import typer
+from PIL import Image
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertTokenizerFast,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessorPil,
+)
+from transformers.utils import logging
+
+import platon
+from platon import cli
+
+ROOT = Path(__file__).parents[1]
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+HOW_TOS = [page for page in DOCS if page.stem not in ("index", "paper", "log")]
+
+
+# --- what the reader is taken to have ---------------------------------------------------------------------------------
+
+
+def make_bert(folder: Path) -> None:
+    """A tokenizer that can spell any ASCII text, and a BERT of two narrow layers."""
+    folder.mkdir(parents=True)
+    signs = [c for c in string.printable if c.strip() and not c.isupper()]
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *signs, *(f"##{c}" for c in signs)]
+    (folder / "vocab.txt").write_text("\n".join(tokens) + "\n")
+    tokenizer = BertTokenizerFast(str(folder / "vocab.txt"), model_max_length=512)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+    )
+    torch.manual_seed(0)
+    tokenizer.save_pretrained(folder)
+    BertForSequenceClassification(config).save_pretrained(folder)
+
+
+def make_vit(folder: Path) -> None:
+    """A ViT of two narrow layers for images of 16 px, and its image processor."""
+    config = ViTConfig(
+        image_size=16, patch_size=8, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
+    )
+    torch.manual_seed(0)
+    ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(folder)
+    ViTForImageClassification(config).save_pretrained(folder)
+
+
+def reviews(count: int = 64) -> pa.Table:
+    """Texts with a word for a label."""
+    good = [number % 2 == 0 for number in range(count)]
+    texts = [f"film {number}, {'good' if is_good else 'bad'} from start to end" for number, is_good in enumerate(good)]
+    return pa.table({"review": texts, "sentiment": ["positive" if is_good else "negative" for is_good in good]})
+
+
+def make_photos(folder: Path) -> None:
+    """A folder a class, twice."""
+    random = np.random.default_rng(0)
+    for split, count in {"train": 12, "validation": 6}.items():
+        for shade, name in ((60, "cat"), (190, "dog")):
+            place = folder / split / name
+            place.mkdir(parents=True)
+            for number in range(count):
+                pixels = random.integers(shade - 60, shade + 60, (20, 20, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(place / f"{number}.png")
+
+
+def make_rte(folder: Path) -> None:
+    """RTE as the hub lays it out."""
+    folder.mkdir(parents=True)
+    for split, count in {"train": 16, "validation": 8}.items():
+        rows = {
+            "sentence1": [f"sentence {number} says this" for number in range(count)],
+            "sentence2": [f"it says {'this' if number % 2 else 'that'}" for number in range(count)],
+            "label": [(number + 1) % 2 for number in range(count)],
+            "idx": list(range(count)),
+        }
+        pyarrow.parquet.write_table(pa.table(rows), folder / f"{split}.parquet")
+
+
+def own_model(place: Path) -> None:
+    """The texts in three formats, images, and a model for each."""
+    pyarrow.csv.write_csv(reviews(), place / "reviews.csv")
+    (place / "tickets").mkdir()
+    pyarrow.parquet.write_table(reviews(), place / "tickets" / "train.parquet")
+    reviews(16).to_pandas().to_json(place / "tickets" / "validation.jsonl", orient="records", lines=True)
+    make_photos(place / "photos")
+    make_bert(place / "my-model")
+    make_vit(place / "my-vit")
+
+
+def own_trainer(place: Path) -> None:
+    """Texts and a model."""
+    pyarrow.csv.write_csv(reviews(), place / "reviews.csv")
+    make_bert(place / "my-model")
+
+
+def paper_row(place: Path) -> None:
+    """The hub's files and the hub's model, fetched before."""
+    make_rte(place / "data" / "glue" / "rte")
+    make_bert(place / "models" / "bert-base-uncased")
+
+
+IN_PLACE: dict[str, Callable[[Path], None]] = {
+    "prune-your-own-model": own_model,
+    "prune-in-your-own-trainer": own_trainer,
+    "prune-in-a-plain-loop": lambda place: None,
+    "reproduce-a-row-of-the-paper": paper_row,
+}
+
+
+# --- the snippets -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, the word after it, its lines, and the page's line before the first of them."""
+
+    language: str
+    name: str
+    text: str
+    line: int
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    text = page.read_text(encoding="utf-8")
+    for found in re.finditer(r"^```(\w*) ?(\S*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        yield Block(found[1], found[2], found[3], text[: found.start(3)].count("\n"))
+
+
+def commands(block: Block) -> list[str]:
+    """The lines of a shell block, those that end in a backslash joined, without comments."""
+    lines = block.text.replace("\\\n", " ").splitlines()
+    return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+
+
+def run(command: str, place: Path) -> None:
+    """In this process if it is ours, for the libraries take longer to import than most commands to run."""
+    words = shlex.split(command, comments=True)
+    if words[0] == "platon":
+        assert not cli.app(words[1:], standalone_mode=False), command
+    else:
+        subprocess.run(["bash", "-c", command], cwd=place, check=True, capture_output=True, text=True)
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument")  # Trainer's default, where there is no GPU
+@pytest.mark.parametrize("page", HOW_TOS, ids=lambda page: page.stem)
+def test_every_snippet_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / ".cache")
+    logging.disable_progress_bar()
+    IN_PLACE[page.stem](tmp_path)
+    namespace = {"__name__": "__main__"}
+    ran = 0
+    for block in blocks(page):
+        match block.language:
+            case "python":
+                # The empty lines make a traceback point into the page.
+                exec(compile("\n" * block.line + block.text, str(page), "exec"), namespace)
+            case "sh":
+                for command in commands(block):
+                    run(command, tmp_path)
+            case "toml":
+                (tmp_path / block.name).write_text(block.text)
+            case "text":
+                continue
+            case _:
+                raise AssertionError(f"{page.name}, line {block.line}: a block of {block.language!r} is run by nothing")
+        ran += 1
+    assert ran
+
+
+def test_a_failing_snippet_is_noticed(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("Text.\n\n```python\nx = 1\n```\n\n```sh\n# a comment\nplaton list tasks\nls \\\n  nowhere\n```\n")
+    python, shell = blocks(page)
+    assert (python.text, python.line) == ("x = 1\n", 3)
+    assert commands(shell)[0] == "platon list tasks"
+    assert shlex.split(commands(shell)[1]) == ["ls", "nowhere"]
+    with pytest.raises(subprocess.CalledProcessError):
+        run(commands(shell)[1], tmp_path)
+    with pytest.raises(Exception, match="No such command"):
+        run("platon prumr", tmp_path)
+
+
+# --- what is said outside the snippets --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def options() -> set[str]:
+    """Every option of every command."""
+    top = typer.main.get_command(cli.app)
+    levels = [top, *top.commands.values()]
+    parameters = [parameter for level in levels for parameter in level.params]
+    return {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
+
+
+@pytest.mark.parametrize("page", [page for page in DOCS if page.stem != "paper"], ids=lambda page: page.stem)
+def test_named_options_exist(page: Path) -> None:
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", page.read_text(encoding="utf-8")))
+    assert named <= options() | {"--help"}
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert [page.name for page in DOCS if page.name != "index.md" and f"({page.name})" not in index] == []
+
+
+@pytest.mark.parametrize("page", [page for page in DOCS if page.stem != "paper"], ids=lambda page: page.stem)
+def test_named_functions_are_public(page: Path) -> None:
+    named = set(re.findall(r"\bplaton\.(\w+)\(", page.read_text(encoding="utf-8")))
+    assert named <= set(platon.__all__)
