@@ -1,8 +1,8 @@
 """The fused passes against their eager twins, and the bits that masks are kept in.
 
 Updates agree bit for bit. Scores agree bit for bit among the passes of one kind, which is what makes a selection exact:
-the cut is taken in one pass and applied in another. Between the kinds they differ in the last digits, because eager square
-roots come from a library that does not always round to the nearest.
+the cut is taken in one pass and applied in another. Between the kinds they differ in the last digits, because eager
+square roots come from a library that does not always round to the nearest.
 
 One test a pass, over all its sizes, so that each is compiled once.
 """

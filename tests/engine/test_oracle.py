@@ -280,6 +280,41 @@ def test_initial_below_one_prunes_from_the_start() -> None:
         compare_mask(step, oracle.cubic(step.t, initial=0.8, **phases))
 
 
+def test_sensitivity_is_the_first_order_change_of_the_loss() -> None:
+    """What the loss would change by if a weight went; the smaller the weight, the closer."""
+    training = train_mlp()
+    name, weight = next(iter(training.units.matrices.items()))
+    index = (3, 2)
+    for size in (1e-2, 1e-3):
+        training.model.double()
+        with torch.no_grad():
+            weight[index] = size
+        optimizer = torch.optim.SGD(training.model.parameters(), lr=0.0)
+        pruner = platon.Pruner(
+            training.model,
+            optimizer,
+            score=platon.Platon(beta1=0.0, timing="before"),
+            schedule=platon.Constant(1.0),
+            units=training.units,
+        )
+        loss = _double_loss(training.model)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        pruner.detach()
+        found = pruner.state_dict()["tensors"][f"{name}:sensitivity"].view(weight.shape)[index].item()
+        with torch.no_grad():
+            weight[index] = 0.0
+            change = abs(float(loss - _double_loss(training.model)))
+        assert found == pytest.approx(change, rel=2 * size)
+
+
+def _double_loss(model: nn.Module) -> Tensor:
+    source = torch.Generator().manual_seed(5)
+    inputs = torch.randn(64, 6, generator=source, dtype=torch.float64)
+    return nn.functional.mse_loss(model(inputs), torch.randn(64, 3, generator=source, dtype=torch.float64))
+
+
 # --- by hand ----------------------------------------------------------------------------------------------------------
 
 # Three weights a, b, c; SGD with learning rate 1/2; β1 = β2 = 1/2; two of three stay; sensitivity "after" the step.

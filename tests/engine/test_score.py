@@ -53,6 +53,14 @@ def test_value_has_the_order_of_the_product() -> None:
     assert (found.diff() > 0)[apart].all()
 
 
+def test_value_is_the_log_form_with_c_of_one() -> None:
+    """Its square, that is: a root changes no order."""
+    sensitivity, uncertainty = torch.tensor([0.5, 2.0, 1e-6, 30.0]), torch.tensor([3.0, 1e-4, 1e-5, 7.0])
+    found = platon.Platon().value({"sensitivity": sensitivity, "uncertainty": uncertainty}, sensitivity)
+    expected = torch.exp(sensitivity.double().log() + 1.0 * uncertainty.double().log())
+    torch.testing.assert_close(found.double().square(), expected, rtol=1e-6, atol=0)
+
+
 def test_zero_factor_scores_zero() -> None:
     assert value([0.0, 0.0, 1.0], [0.0, 1.0, 0.0]).tolist() == [0.0, 0.0, 0.0]
 

@@ -276,10 +276,10 @@ def _first_difference(mine: Mapping[str, Any], other: Mapping[str, Any]) -> str 
     missing = next((key for key in mine if key not in other), None)
     if missing:
         return f"it has no {missing!r}, so it is not a whole pruner state"
-    for key, what in (("method", "method"), ("settings", "setting"), ("shapes", "parameter")):
+    if other["method"] != mine["method"]:
+        return f"its method is {other['method']}, the pruner's is {mine['method']}"
+    for key, what in (("settings", "setting"), ("shapes", "parameter")):
         ours, theirs = mine[key], other[key]
-        if not isinstance(ours, Mapping):
-            ours, theirs = {what: ours}, {what: theirs}
         for name in [*ours, *(name for name in theirs if name not in ours)]:
             if name not in theirs or name not in ours:
                 return f"{what} {name!r} is only in the {'pruner' if name in ours else 'state'}"

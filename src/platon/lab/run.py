@@ -28,7 +28,7 @@ from platon.lab import checkpoint, tasks
 from platon.lab.card import model_card
 from platon.lab.errors import UserError, nearest
 from platon.lab.record import FORMAT, HISTORY, RECORD, read_json, read_record, rewind_history, write_json, write_text
-from platon.lab.settings import Plan, Settings, Sourced, plan
+from platon.lab.settings import FIELDS, Plan, Settings, Sourced, plan
 from platon.lab.tasks import Prepared, Request
 from platon.lab.trainer import PruningCallback, SealedCheckpoints
 from platon.lab.training import LabTrainer, Trained, Watch, save_whole
@@ -60,6 +60,7 @@ def prune(sourced: Sourced, folder: Path, resume: bool = False, say: Say | None 
     if settings.method not in METHODS:
         raise UserError(f"no method is called {settings.method!r}{nearest(settings.method, METHODS)}")
     _checked(checked_keep, settings.keep)
+    _checked(METHODS[settings.method].build, asdict(settings))  # before the twin is trained, not after
     with _claimed(folder, sourced, resume):
         if settings.method == "dense" or settings.dense == "none":
             return _run(sourced, folder, say)
@@ -84,7 +85,9 @@ def read_started(folder: Path) -> Sourced:
     try:
         said: dict[str, Any] = started["settings"]
         settings = Settings(**{name: one["value"] for name, one in said.items()})
-        return Sourced(settings, {name: one["source"] for name, one in said.items()}, started["recipe"])
+        # A setting that came later than the run had its default then.
+        sources = dict.fromkeys(FIELDS, "ours") | {name: one["source"] for name, one in said.items()}
+        return Sourced(settings, sources, started["recipe"])
     except (AttributeError, KeyError, TypeError):
         raise UserError(f"{str(folder / STARTED)!r} is not what this version of platon writes") from None
 
