@@ -113,7 +113,8 @@ def measure(millions: int, rounds: int) -> dict[str, object]:
         with torch.no_grad():
             pruner._after()
 
-    times: dict[str, list[float]] = {name: [] for name in ("dense", "adamw", "hooks", "prune", "score", "copy", "textbook")}
+    names = ("dense", "adamw", "hooks", "prune", "score", "copy", "textbook")
+    times: dict[str, list[float]] = {name: [] for name in names}
     dense()
     gradients = [w.grad.clone() for w in weights]
     for warm in range(2):  # compilation, allocation, the first pages

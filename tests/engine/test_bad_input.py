@@ -208,6 +208,16 @@ def test_module_replaced_after_construction(net: nn.Module) -> None:
     assert text == "parameter 'blocks.1.up.weight' was replaced after the pruner was built; build the pruner last"
 
 
+def test_module_wrapped_after_construction(net: nn.Module) -> None:
+    """It trains the same parameters, so nothing is wrong."""
+    optimizer = sgd(net)
+    pruner = prune(net, optimizer)
+    net.blocks[1] = nn.Sequential(net.blocks[1])
+    net(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    assert pruner.step_count == 1
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weight_that_is_not_finite(net: nn.Module, value: float, dtype: torch.dtype) -> None:

@@ -274,6 +274,13 @@ def test_scope_matrix_keeps_the_share_of_each_matrix(score: platon.Score) -> Non
     compare_run(run(train_mlp(), make_sgd, score, platon.Cubic(**PHASES), PHASES["total"]), scope="matrix")
 
 
+@pytest.mark.parametrize("scope", ["global", "matrix"])
+def test_at_least_one_weight_stays(scope: str) -> None:
+    for step in run(train_mlp(), make_sgd, platon.Platon(scope=scope), platon.Constant(1e-6), 5):
+        compare_mask(step, 1e-6, scope)
+        assert sum(int(mask.sum()) for mask in step.pruner.masks().values()) == (1 if scope == "global" else 2)
+
+
 def test_initial_below_one_prunes_from_the_start() -> None:
     phases = {"final": 0.3, "total": 12, "warmup": 4, "cooldown": 4}
     for step in run(train_mlp(), make_sgd, platon.Platon(), platon.Cubic(**phases, initial=0.8), 12):

@@ -305,7 +305,7 @@ def list_for_a_tensor(state: dict[str, Any]) -> None:
         (wider_model, "parameter 'blocks.0.query.weight' is [16, 16] in the state and [8, 8] in the pruner"),
         (more_matrices, "parameter 'blocks.2.query.weight' is only in the state"),
         (fewer_matrices, "parameter 'blocks.0.down.weight' is only in the pruner"),
-        (other_method, "its method is Magnitude, the pruner's is Platon"),
+        (other_method, "method is 'Magnitude' in the state and 'Platon' in the pruner"),
         (other_setting, "setting 'beta2' is 0.5 in the state and 0.85 in the pruner"),
         (unknown_setting, "setting 'beta3' is only in the state"),
         (other_format, "its format is 2, this version of platon reads 1"),
@@ -339,7 +339,7 @@ def test_state_of_something_else_is_refused(
 def test_state_of_a_real_other_method_is_refused(make_net: Make) -> None:
     magnitude, _ = built(make_net(), platon.Constant(0.5), platon.Magnitude(), until=1)
     pruner, _ = built(make_net(), platon.Constant(0.5))
-    with pytest.raises(ValueError, match="its method is Magnitude, the pruner's is Platon"):
+    with pytest.raises(ValueError, match="method is 'Magnitude' in the state and 'Platon' in the pruner"):
         pruner.load_state_dict(magnitude.state_dict())
 
 

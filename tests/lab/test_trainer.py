@@ -284,7 +284,7 @@ def test_checkpoint_of_another_setting_or_model_is_refused_by_name(make: Make, t
         make(PruningCallback(KEEP), Stop(7)).train()
     with pytest.raises(ValueError, match=r"setting 'beta1' is 0.85 in the state and 0.5 in the pruner"):
         make(PruningCallback(KEEP, score=Platon(beta1=0.5))).train(resume_from_checkpoint=True)
-    with pytest.raises(ValueError, match=r"method 'method' is 'Platon' in the state and 'Magnitude' in the pruner"):
+    with pytest.raises(ValueError, match=r"method is 'Platon' in the state and 'Magnitude' in the pruner"):
         make(PruningCallback(KEEP, score=Magnitude())).train(resume_from_checkpoint=True)
     # The pruner's state of one training with the model of another, which Trainer itself would take.
     with pytest.raises(KeyboardInterrupt):

@@ -18,13 +18,15 @@ from platon.engine.units import Units, weights
 FORMAT = 1
 
 
+#: (the children of a module, or its parameters; a key; what stands there), from the model down to a parameter
+_Place = list[tuple[Mapping[str, Any], str, Any]]
+
+
 class _Matrix:
     """A prunable matrix: its place in the model, its score's state, and the bits of the last selection."""
 
-    def __init__(
-        self, name: str, parameter: nn.Parameter, owner: nn.Module, leaf: str, score: Score, start: int
-    ) -> None:
-        self.name, self.parameter, self.owner, self.leaf, self.start = name, parameter, owner, leaf, start
+    def __init__(self, name: str, parameter: nn.Parameter, place: _Place, score: Score, start: int) -> None:
+        self.name, self.parameter, self.place, self.start = name, parameter, place, start
         self.size, self.device = parameter.numel(), parameter.device
         self.state: State = score.init(self.size, self.device)
         self.bits = torch.full((-(-self.size // 8),), 0xFF, dtype=torch.uint8, device=self.device)
@@ -43,9 +45,11 @@ class _Matrix:
         """What a checkpoint must hold."""
         return {**self.state, "mask": self.bits}
 
-    def check(self) -> None:
+    def check(self, model: nn.Module) -> None:
         """That the model still trains the parameter that this was built for."""
-        if getattr(self.owner, self.leaf, None) is not self.parameter:
+        moved = any(held.get(key) is not what for held, key, what in self.place)
+        # A module that was wrapped in place (compiled, checkpointed) still trains it.
+        if moved and all(parameter is not self.parameter for parameter in model.parameters()):
             raise RuntimeError(
                 f"parameter {self.name!r} was replaced after the pruner was built; build the pruner last"
             )
@@ -95,6 +99,7 @@ class Pruner:
         self.score = Platon() if score is None else score
         self.schedule = schedule
         self.units = weights(model) if units is None else units
+        self._model = model
         self.step_count = 0
         self.keep = 1.0  #: the share that the schedule asked for at the last mask step
         self._kept = self._total = self.units.count
@@ -147,7 +152,7 @@ class Pruner:
 
     def _before(self) -> None:
         for matrix in self._matrices:
-            matrix.check()
+            matrix.check(self._model)
         if self.score.reads == "before":
             self._update(self.step_count + 1)
 
@@ -248,15 +253,11 @@ def _count(keep: float, total: int) -> int:
 
 def _locate(model: nn.Module, units: Units, score: Score) -> list[_Matrix]:
     """The units' matrices in the model, checked for what would go wrong later."""
-    owners = {
-        id(parameter): (module, leaf)
-        for module in model.modules()
-        for leaf, parameter in module.named_parameters(recurse=False)
-    }
+    places = {id(parameter): _path(model, name) for name, parameter in model.named_parameters(remove_duplicate=False)}
     found: list[_Matrix] = []
     start = 0
     for name, parameter in units.matrices.items():
-        if id(parameter) not in owners:
+        if id(parameter) not in places:
             raise ValueError(f"the model does not hold {name!r}; build units from the model that the pruner gets")
         if not parameter.is_contiguous():
             raise ValueError(
@@ -264,9 +265,19 @@ def _locate(model: nn.Module, units: Units, score: Score) -> list[_Matrix]:
             )
         if not bool(parameter.detach().sum(dtype=torch.float32).isfinite()) and not bool(parameter.isfinite().all()):
             raise ValueError(f"{name!r} holds a weight that is NaN or infinite; load or train a sound model first")
-        found.append(_Matrix(name, parameter, *owners[id(parameter)], score, start))
+        found.append(_Matrix(name, parameter, places[id(parameter)], score, start))
         start += parameter.numel()
     return found
+
+
+def _path(model: nn.Module, name: str) -> _Place:
+    *parents, leaf = name.split(".")
+    path: _Place = []
+    for key in parents:
+        path.append((model._modules, key, model._modules[key]))
+        model = model.get_submodule(key)
+    path.append((model._parameters, leaf, model._parameters[leaf]))
+    return path
 
 
 def _first_difference(mine: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
@@ -277,7 +288,7 @@ def _first_difference(mine: Mapping[str, Any], other: Mapping[str, Any]) -> str 
     if missing:
         return f"it has no {missing!r}, so it is not a whole pruner state"
     if other["method"] != mine["method"]:
-        return f"its method is {other['method']}, the pruner's is {mine['method']}"
+        return f"method is {other['method']!r} in the state and {mine['method']!r} in the pruner"
     for key, what in (("settings", "setting"), ("shapes", "parameter")):
         ours, theirs = mine[key], other[key]
         for name in [*ours, *(name for name in theirs if name not in ours)]:

@@ -65,7 +65,7 @@ def load_weights(model: Any, folder: Path) -> None:
 
 
 def complete_weights(model: Any, folder: Path) -> None:
-    """Load what Trainer could not: it looks for the file's names in the model, and passes over what it does not find."""
+    """Load what Trainer could not: it looks for the file's names in the model, and passes over those it misses."""
     files = [path for path in folder.glob("*.safetensors") if path.name != TENSORS]
     names = {name for path in files for name in safe_open(path, "pt").keys()}  # noqa: SIM118  # it is no dict
     if isinstance(model, PreTrainedModel) and not names <= model.state_dict().keys():

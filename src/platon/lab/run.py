@@ -13,9 +13,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from transformers import TrainingArguments, set_seed
 from transformers.trainer_callback import PrinterCallback
@@ -258,6 +260,11 @@ def _arguments(settings: Settings, steps: Plan, prepared: Prepared, folder: Path
     parts = settings.accumulate * TrainingArguments(output_dir=str(folder), report_to="none").world_size
     if settings.batch % parts:
         raise UserError(f"batch must be a multiple of accumulate × processes, {parts}, got {settings.batch}")
+    on_cpu = not torch.accelerator.is_available()
+    if on_cpu and settings.precision == "fp16":
+        raise UserError("precision fp16 needs a GPU, and there is none; choose bf16 or float32")
+    if settings.report_to != "none" and find_spec(settings.report_to) is None:
+        raise UserError(f"report_to {settings.report_to} needs a package: pip install {settings.report_to}")
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=steps.total,
@@ -271,6 +278,7 @@ def _arguments(settings: Settings, steps: Plan, prepared: Prepared, folder: Path
         save_strategy="steps",
         save_steps=steps.checkpoint_every,
         save_total_limit=settings.checkpoints,
+        use_cpu=on_cpu,  # or Trainer takes bf16 for a mistake
         bf16=settings.precision == "bf16",
         fp16=settings.precision == "fp16",
         report_to=settings.report_to,

@@ -1,0 +1,147 @@
+"""The rooms of the house and what each may touch, read from the import statements of every file."""
+
+import ast
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import platon
+
+SOURCE = Path(platon.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+ROOMS = ("engine", "deploy", "lab", "report")
+
+
+def module_name(file: Path) -> str:
+    parts = file.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room(module: str) -> str | None:
+    """The room that a module of platon is in; `None`: the hallway."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in ROOMS else None
+
+
+def imported(file: Path) -> Iterator[str]:
+    """Every module that a file imports, wherever in it; a name taken from a package of ours counts as its module."""
+    package = module_name(file) if file.name == "__init__.py" else module_name(file).rpartition(".")[0]
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            origin = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                inner = SOURCE.parent.joinpath(*origin.split("."), alias.name)
+                yield f"{origin}.{alias.name}" if inner.is_dir() or inner.with_suffix(".py").is_file() else origin
+
+
+def foreign(file: Path) -> set[str]:
+    """The outside packages that a file imports, the standard library left out."""
+    tops = {name.partition(".")[0] for name in imported(file)}
+    return tops - set(sys.stdlib_module_names) - {"platon"}
+
+
+def ours(file: Path) -> set[str]:
+    return {name for name in imported(file) if name.partition(".")[0] == "platon"}
+
+
+def in_room(*names: str) -> list[Path]:
+    return [file for file in FILES if room(module_name(file)) in names]
+
+
+def test_the_walk_sees_imports() -> None:
+    """Of all forms: otherwise every other test here would pass on nothing."""
+    pruner = set(imported(SOURCE / "engine" / "pruner.py"))
+    assert {"dataclasses", "torch", "torch.optim", "platon.engine.kernels", "platon.engine.score"} <= pruner
+    assert len(in_room("engine")) > 8
+
+
+@pytest.mark.parametrize("file", in_room("engine"), ids=module_name)
+def test_engine_imports_torch_and_itself(file: Path) -> None:
+    assert foreign(file) <= {"torch"}
+    assert all(name.startswith("platon.engine") for name in ours(file))
+
+
+@pytest.mark.parametrize("file", in_room("lab", "deploy"), ids=module_name)
+def test_lab_and_deploy_stay_out_of_each_other(file: Path) -> None:
+    """Each may use the engine, and of the other what its package shows at the door."""
+    here = room(module_name(file))
+    other = "deploy" if here == "lab" else "lab"
+    for name in ours(file):
+        assert not name.startswith(f"platon.{other}."), f"{name} is inside {other}"
+        assert room(name) in (here, other, "engine"), f"{name} is neither here nor in the engine"
+
+
+@pytest.mark.parametrize("file", in_room("report"), ids=module_name)
+def test_report_reads_records_and_nothing_else(file: Path) -> None:
+    for name in ours(file):
+        assert name.startswith("platon.report") or name == "platon.lab.record", name
+    assert not {"torch", "transformers"} & foreign(file), "it never trains"
+
+
+def test_nothing_imports_the_hallway() -> None:
+    for file in in_room(*ROOMS):
+        assert not {"platon", "platon.cli", "platon.__main__"} & ours(file), module_name(file)
+
+
+def test_names_resolve() -> None:
+    for name in platon.__all__:
+        assert getattr(platon, name) is not None
+    assert dir(platon) == list(platon.__all__)
+    assert sorted(platon.__all__) == list(platon.__all__)
+    with pytest.raises(AttributeError, match="module 'platon' has no attribute 'Prunner'"):
+        _ = platon.Prunner
+    for home, names in platon._HOMES.items():
+        module = importlib.import_module(home)
+        assert all(getattr(module, name) is getattr(platon, name) for name in names)
+
+
+def test_importing_platon_imports_nothing_heavy() -> None:
+    """So that help is instant; and the public names are the ones that a type checker sees."""
+    script = (
+        "import json, sys, time\n"
+        "start = time.process_time()\n"
+        "import platon\n"
+        "seconds = time.process_time() - start\n"
+        "dir(platon), platon.__version__\n"
+        "print(json.dumps([seconds, sorted({name.partition('.')[0] for name in sys.modules})]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    seconds, modules = json.loads(done.stdout)
+    assert not {"torch", "transformers", "numpy", "typer", "rich", "matplotlib"} & set(modules)
+    assert seconds < 0.1
+    checked = {
+        alias.name
+        for node in ast.walk(ast.parse((SOURCE / "__init__.py").read_text()))
+        if isinstance(node, ast.If)
+        for statement in node.body
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+    }
+    assert checked == set(platon.__all__) - {"__version__"}
+
+
+def test_engine_runs_without_the_rest() -> None:
+    """In a process where only torch is there to import, a step prunes."""
+    script = (
+        "import sys\n"
+        "hidden = ('transformers', 'accelerate', 'datasets', 'safetensors', 'typer', 'rich', 'matplotlib', 'sklearn')\n"
+        "sys.modules.update(dict.fromkeys(hidden))\n"
+        "import torch, platon\n"
+        "layer = torch.nn.Linear(4, 4)\n"
+        "optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)\n"
+        "pruner = platon.Pruner(layer, optimizer, schedule=platon.Constant(0.5),\n"
+        "                       units=platon.Units({'weight': layer.weight}))\n"
+        "layer(torch.ones(1, 4)).sum().backward()\n"
+        "optimizer.step()\n"
+        "assert int(layer.weight.count_nonzero()) == 8, layer.weight\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
