@@ -77,18 +77,18 @@ def test_unfinished_run_has_no_figures(tmp_path: Path) -> None:
         draw_run(tmp_path)
 
 
-ATTENTION = ("attention.query", "attention.key", "attention.value", "attention.output")
+PROJECTIONS = [*(f"attention.{name}_proj" for name in "qkvo"), "mlp.fc1", "mlp.fc2"]
 SMALL: dict[str, Any] = {"hidden_size": 8, "num_hidden_layers": 12, "num_attention_heads": 2, "intermediate_size": 16}
 MODELS: dict[str, tuple[Callable[[], Any], list[str], list[str]]] = {
     "bert": (
         lambda: BertModel(BertConfig(vocab_size=9, **SMALL)),
         [str(n) for n in range(12)],
-        [*ATTENTION, "intermediate", "output"],
+        [*(f"attention.{name}" for name in ("query", "key", "value", "output")), "intermediate", "output"],
     ),
     "vit": (
         lambda: ViTModel(ViTConfig(image_size=8, patch_size=4, **SMALL)),
         [str(n) for n in range(12)],
-        ["attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj", "mlp.fc1", "mlp.fc2"],
+        PROJECTIONS,
     ),
     "t5": (
         lambda: T5Model(T5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=16, num_layers=2, num_heads=2)),
@@ -108,7 +108,7 @@ MODELS: dict[str, tuple[Callable[[], Any], list[str], list[str]]] = {
     "swin": (
         lambda: SwinModel(SwinConfig(image_size=16, patch_size=2, embed_dim=8, depths=[2, 2], num_heads=[2, 2])),
         ["0.0", "0.1", "1.0", "1.1"],
-        [*ATTENTION, "intermediate", "output"],
+        PROJECTIONS,
     ),
 }
 

@@ -97,15 +97,23 @@ def _layers(record: dict[str, Any]) -> Figure:
 
 def layer_table(layers: dict[str, float]) -> tuple[list[str], list[str], dict[tuple[str, str], float]]:
     """Parameter names taken apart into rows (the layer) and columns (what it is within the layer)."""
-    cells: dict[tuple[str, str], float] = {}
-    for name, share in layers.items():
-        # The first number in the name is the block; a name with an encoder and a decoder keeps that word in its row.
-        found = re.match(r"(.*?)\.?(\d+)\.(.*?)(?:\.weight|_weight)?$", name)
-        prefix, number, rest = found.groups() if found else ("", "", name)
-        tower = "decoder " if "decoder" in prefix else ""
-        cells[tower + number, short_name(rest)] = share
+    cells = _cells(layers, numbers=1)
+    if len(cells) < len(layers):
+        cells = _cells(layers, numbers=2)  # stages with blocks in them (Swin)
     rows, columns = list(dict.fromkeys(r for r, _ in cells)), list(dict.fromkeys(c for _, c in cells))
     return rows, columns, cells
+
+
+def _cells(layers: dict[str, float], numbers: int) -> dict[tuple[str, str], float]:
+    """The first numbers in a name are the block; one with an encoder and a decoder keeps that word in its row."""
+    cells: dict[tuple[str, str], float] = {}
+    for name, share in layers.items():
+        parts = re.sub(r"[._]weight$", "", name).split(".")
+        places = [place for place, part in enumerate(parts) if part.isdecimal()][:numbers]
+        before, rest = (parts[: places[0]], parts[places[-1] + 1 :]) if places else ([], parts)
+        tower = "decoder " if any("decoder" in part for part in before) else ""
+        cells[tower + ".".join(parts[place] for place in places), short_name(".".join(rest))] = share
+    return cells
 
 
 def short_name(rest: str) -> str:
