@@ -27,7 +27,10 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-console = Console(highlight=False, soft_wrap=True)
+# A table for a file or a pipe is wide enough for its words: nothing is cut off where nobody can widen the window.
+console = Console(
+    highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
+)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 _TYPES = {"str": str, "int": int, "float": float, "bool": bool}
@@ -91,7 +94,7 @@ def prune(
     """
     said = recipe or config or any(value is not None for value in flags.values())
     if resume and output is not None and not said:
-        from platon.lab.run import read_started
+        from platon.lab.folder import read_started
 
         sourced = read_started(output)
     else:

@@ -38,7 +38,7 @@ sys.argv = ["platon", *words]
 from platon.cli import main
 main()
 """
-PATIENCE = 300  # seconds; a process that takes so long on a busy machine hangs
+PATIENCE = 900  # seconds; a process that takes so long on a busy machine hangs
 
 
 @dataclass
@@ -226,6 +226,7 @@ def test_killed_at_any_moment_it_resumes_to_the_same_bits(
     reference.matches(folder)
 
 
+@pytest.mark.slow
 def test_killed_again_and_again(reference: Reference, start: Start, run: Start, tmp_path: Path) -> None:
     """Each process gets two checkpoints further, and dies."""
     folder = tmp_path / "run"
@@ -239,7 +240,7 @@ def test_killed_again_and_again(reference: Reference, start: Start, run: Start, 
 
 def test_digits_by_their_real_name(tmp_path: Path) -> None:
     """`python -m platon`, dense first: stopped while the twin trains, resumed by what it said."""
-    words = [sys.executable, "-m", "platon", "prune", "--train-rows", "128", "--eval-rows", "40", "--steps", "40"]
+    words = [sys.executable, "-m", "platon", "prune", "--train-rows", "128", "--eval-rows", "40", "--steps", "24"]
     words += ["--checkpoint-every", "2", "--output", str(tmp_path / "run")]
     first = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     end = time.monotonic() + PATIENCE
@@ -253,7 +254,7 @@ def test_digits_by_their_real_name(tmp_path: Path) -> None:
     again = [*words[:4], "--output", str(tmp_path / "run"), "--resume"]
     done = subprocess.run(again, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.search(r"resuming at step \d+ of 40", done.stdout)
+    assert re.search(r"resuming at step \d+ of 24", done.stdout)
     assert re.search(r"accuracy .*%.*%", done.stdout)
     assert read_record(tmp_path / "run")["dense"] == {
         name: read_record(tmp_path / "run" / "dense")[name] for name in ("results", "parameters", "bytes", "seconds")

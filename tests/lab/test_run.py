@@ -20,8 +20,9 @@ from platon import weights
 from platon.lab import checkpoint, tasks
 from platon.lab import run as lab
 from platon.lab.errors import UserError
+from platon.lab.folder import LOCK, STARTED, read_started
 from platon.lab.record import HISTORY, RECORD, read_history, read_record
-from platon.lab.run import Interrupted, Say, evaluate_run, prune, read_started
+from platon.lab.run import Interrupted, Say, evaluate_run, prune
 from platon.lab.settings import Plan, Sourced, resolve
 from platon.lab.tasks import Prepared, Request, Task
 from platon.lab.training import Watch
@@ -135,7 +136,7 @@ def test_checkpoints_are_few_and_complete_and_nothing_is_left_lying_about(finish
     for folder in (finished, finished / "dense"):
         assert list(checkpoint.steps(folder / "checkpoints")) == [8, 12]
         assert all(checkpoint.problem(place) is None for place in checkpoint.steps(folder / "checkpoints").values())
-        known = {"model", "checkpoints", "dense", RECORD, HISTORY, lab.STARTED, lab.LOCK}
+        known = {"model", "checkpoints", "dense", RECORD, HISTORY, STARTED, LOCK}
         assert {path.name for path in folder.iterdir()} <= known
 
 
@@ -328,12 +329,9 @@ def test_killed_at_a_step(at: int, plain: Path, tmp_path: Path, monkeypatch: pyt
 
 def test_killed_after_the_last_step(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """12 steps are an epoch and a half, so Trainer would go on with the second one."""
-    write_json = lab.write_json
 
     def die(*args: Any) -> None:
-        if args[0] != tmp_path / "write_json" / lab.STARTED:
-            raise Killed
-        write_json(*args)
+        raise Killed
 
     for name in ("_finish", "write_json"):  # right after training, and with all but the record written
         with monkeypatch.context() as patch:
@@ -347,7 +345,7 @@ def test_killed_after_the_last_step(plain: Path, tmp_path: Path, monkeypatch: py
 
 def test_killed_at_once(tmp_path: Path) -> None:
     """A start that left its lock, or half of its settings, does not bar the folder."""
-    for name in (lab.LOCK, f".{lab.STARTED}.123"):
+    for name in (LOCK, f".{STARTED}.123"):
         (tmp_path / name).write_text("")
     prune(tiny(steps=2, warmup=0.0, cooldown=0.0), tmp_path)
 
@@ -443,13 +441,13 @@ def test_folder_with_other_things_is_refused(tmp_path: Path) -> None:
 
 def test_settings_of_another_version_are_said_to_be_so(tmp_path: Path) -> None:
     for text in ("[]", "{}", '{"settings": {"new": {"value": 1, "source": "user"}}, "recipe": null}'):
-        (tmp_path / lab.STARTED).write_text(text)
+        (tmp_path / STARTED).write_text(text)
         with pytest.raises(UserError, match=r"run\.json' is not what this version of platon writes"):
             read_started(tmp_path)
 
 
 def test_one_process_at_a_time(unfinished: Path) -> None:
-    with (unfinished / lab.LOCK).open("w") as lock:  # flock knows open files, not processes
+    with (unfinished / LOCK).open("w") as lock:  # flock knows open files, not processes
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(UserError, match=r"another process works on .*; wait for it or choose another --output"):
             prune(tiny(), unfinished, resume=True)

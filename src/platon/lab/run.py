@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import platform
 import shutil
 import signal
@@ -18,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import TrainingArguments, set_seed
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils.logging import disable_progress_bar
@@ -29,13 +26,12 @@ from platon.engine.units import weights
 from platon.lab import checkpoint, tasks
 from platon.lab.card import model_card
 from platon.lab.errors import UserError, nearest
-from platon.lab.record import FORMAT, HISTORY, RECORD, read_json, read_record, rewind_history, write_json, write_text
-from platon.lab.settings import FIELDS, Plan, Settings, Sourced, plan
+from platon.lab.folder import claimed, writing
+from platon.lab.record import FORMAT, RECORD, read_json, read_record, rewind_history, write_json, write_text
+from platon.lab.settings import Plan, Settings, Sourced, plan
 from platon.lab.tasks import Prepared, Request
 from platon.lab.trainer import PruningCallback, SealedCheckpoints
 from platon.lab.training import LabTrainer, Trained, Watch, save_whole
-
-STARTED, LOCK = "run.json", ".lock"
 
 
 class Interrupted(Exception):  # noqa: N818  # it is no error
@@ -63,13 +59,13 @@ def prune(sourced: Sourced, folder: Path, resume: bool = False, say: Say | None 
         raise UserError(f"no method is called {settings.method!r}{nearest(settings.method, METHODS)}")
     _checked(checked_keep, settings.keep)
     _checked(METHODS[settings.method].build, asdict(settings))  # before the twin is trained, not after
-    with _claimed(folder, sourced, resume):
+    with claimed(folder, sourced, resume):
         if settings.method == "dense" or settings.dense == "none":
             return _run(sourced, folder, say)
         dense = folder / "dense"
         twin = replace(sourced, settings=replace(settings, method="dense", dense="none"))
         say.line(f"training the dense twin in {dense}")
-        with _claimed(dense, twin, resume or dense.exists()):
+        with claimed(dense, twin, resume or dense.exists()):
             try:
                 before = _run(twin, dense, say)
             except Interrupted as stopped:  # it is the whole run that is to be resumed, not the twin by itself
@@ -77,108 +73,6 @@ def prune(sourced: Sourced, folder: Path, resume: bool = False, say: Say | None 
         say.line(f"pruning to {settings.keep:.0%} while fine-tuning")
         start = str(dense / "model") if settings.dense == "first" else None
         return _run(sourced, folder, say, start=start, dense=before)
-
-
-def read_started(folder: Path) -> Sourced:
-    """The settings that a run was started with."""
-    if not (folder / STARTED).exists():
-        raise UserError(f"{str(folder)!r} holds no run; start one without --resume")
-    started = read_json(folder / STARTED)
-    try:
-        said: dict[str, Any] = started["settings"]
-        settings = Settings(**{name: one["value"] for name, one in said.items()})
-        # A setting that came later than the run had its default then.
-        sources = dict.fromkeys(FIELDS, "ours") | {name: one["source"] for name, one in said.items()}
-        return Sourced(settings, sources, started["recipe"])
-    except (AttributeError, KeyError, TypeError):
-        raise UserError(f"{str(folder / STARTED)!r} is not what this version of platon writes") from None
-
-
-@contextlib.contextmanager
-def _claimed(folder: Path, sourced: Sourced, resume: bool) -> Iterator[None]:
-    """The folder is ours for this run: no other run is in it, and no other process works on it."""
-    started = folder / STARTED
-    new = not folder.exists()
-    _check_claim(folder, sourced, resume)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / LOCK).open("w")
-    except OSError as error:
-        raise UserError(f"cannot write to {str(folder)!r}: {error.strerror}") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(
-                f"another process works on {str(folder)!r}; wait for it or choose another --output"
-            ) from None
-        _check_claim(folder, sourced, resume)  # what another process did before we had the lock
-        first = not started.exists()
-        if first:
-            write_json(started, {"format": FORMAT, "recipe": sourced.recipe, "settings": sourced.plain()})
-        try:
-            yield
-        except BaseException:
-            if first:
-                _release(folder, new)
-            raise
-
-
-def _check_claim(folder: Path, sourced: Sourced, resume: bool) -> None:
-    """Refuse a folder that holds anything but this run; what a start that was killed at once left behind is nothing."""
-    if (folder / STARTED).exists():
-        if not resume:
-            raise UserError(
-                f"{str(folder)!r} holds a run already; continue it with --resume, or choose another --output"
-            )
-        theirs = read_started(folder).plain()
-        for name, said in sourced.plain().items():
-            if theirs[name]["value"] != said["value"]:
-                old = theirs[name]["value"]
-                raise UserError(f"{str(folder)!r} holds another run: its {name} is {old!r}, not {said['value']!r}")
-    elif folder.exists():
-        if not folder.is_dir():
-            raise UserError(f"{str(folder)!r} is a file; choose another --output")
-        names = {path.name for path in folder.iterdir()} - {"dense", LOCK}
-        if any(not name.startswith(f".{STARTED}.") for name in names):
-            raise UserError(f"{str(folder)!r} is not empty and holds no run; choose another --output")
-
-
-def _release(folder: Path, new: bool) -> None:
-    """Leave nothing of a run that failed before it did anything, so that the corrected command can take its place."""
-    history = folder / HISTORY
-    made = {path.name for path in folder.iterdir()} - {STARTED, LOCK, HISTORY}
-    if made or (history.exists() and history.stat().st_size):
-        return
-    for path in (history, folder / STARTED, folder / LOCK):
-        path.unlink(missing_ok=True)
-    if new:
-        folder.rmdir()
-
-
-@contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """A full disk is one sentence, whoever meets it: safetensors and torch have errors of their own for it."""
-    try:
-        yield
-    except (OSError, SafetensorError, RuntimeError) as error:
-        reason = _write_failure(error)
-        if reason is None:
-            raise
-        raise UserError(
-            f"cannot write to {str(folder)!r}: {reason}; nothing that was complete is lost: make room, then go on "
-            "with --resume"
-        ) from error
-
-
-def _write_failure(error: Exception) -> str | None:
-    if isinstance(error, OSError):
-        full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
-        return error.strerror if error.errno in full else None
-    text = str(error)
-    if isinstance(error, SafetensorError):
-        return text.partition("I/O error: ")[2] or None
-    return "the disk may be full" if "inline_container" in text or "PytorchStreamWriter" in text else None
 
 
 def _run(
@@ -226,7 +120,7 @@ def _run(
     # First in line, so that every logger after them sees the pruner's numbers.
     trainer.callback_handler.callbacks[0:0] = [sealed, watch]
     sealed.clock = lambda: earlier + time.monotonic() - began
-    with _writing(folder):
+    with writing(folder):
         with _signals(watch), contextlib.suppress(Trained):
             trainer.train(resume_from_checkpoint=None if last is None else str(last))
         if watch.stop_signal is not None and trainer.state.global_step < steps.total:
