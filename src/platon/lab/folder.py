@@ -39,11 +39,9 @@ def claimed(folder: Path, sourced: Sourced, resume: bool) -> Iterator[None]:
     started = folder / STARTED
     new = not folder.exists()
     _check(folder, sourced, resume)
-    try:
+    with _writable(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / LOCK).open("w")
-    except OSError as error:
-        raise UserError(f"cannot write to {str(folder)!r}: {error.strerror}") from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -53,14 +51,23 @@ def claimed(folder: Path, sourced: Sourced, resume: bool) -> Iterator[None]:
             ) from None
         _check(folder, sourced, resume)  # what another process did before we had the lock
         first = not started.exists()
-        if first:
-            write_json(started, {"format": FORMAT, "recipe": sourced.recipe, "settings": sourced.plain()})
         try:
+            if first:
+                with _writable(folder):
+                    write_json(started, {"format": FORMAT, "recipe": sourced.recipe, "settings": sourced.plain()})
             yield
         except BaseException:
             if first:
                 _release(folder, new)
             raise
+
+
+@contextlib.contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write to {str(folder)!r}: {error.strerror}") from None
 
 
 def _check(folder: Path, sourced: Sourced, resume: bool) -> None:
