@@ -28,9 +28,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # A table for a file or a pipe is wide enough for its words: nothing is cut off where nobody can widen the window.
-console = Console(
-    highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
-)
+# (Both sizes, because rich takes a dumb terminal for 80 columns unless it is told both.)
+_width, _height = (None, None) if sys.stdout.isatty() else (160, 50)
+console = Console(highlight=False, soft_wrap=True, width=_width, height=_height)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 _TYPES = {"str": str, "int": int, "float": float, "bool": bool}
