@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from platon.engine.hold import Hold, hold
+    from platon.engine.learned import HardConcrete, Movement, SoftMovement
     from platon.engine.pruner import Pruner
     from platon.engine.schedule import Constant, Cubic, Schedule
-    from platon.engine.score import Magnitude, Platon, Score
+    from platon.engine.score import Magnitude, Platon, Ratio, Score, Sensitivity, Uncertainty
     from platon.engine.units import Units, weights
     from platon.lab.trainer import PruningCallback
 
@@ -18,9 +19,10 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "platon.engine.hold": ("Hold", "hold"),
+    "platon.engine.learned": ("HardConcrete", "Movement", "SoftMovement"),
     "platon.engine.pruner": ("Pruner",),
     "platon.engine.schedule": ("Constant", "Cubic", "Schedule"),
-    "platon.engine.score": ("Magnitude", "Platon", "Score"),
+    "platon.engine.score": ("Magnitude", "Platon", "Ratio", "Score", "Sensitivity", "Uncertainty"),
     "platon.engine.units": ("Units", "weights"),
     "platon.lab.trainer": ("PruningCallback",),
 }
@@ -29,13 +31,19 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "Constant",
     "Cubic",
+    "HardConcrete",
     "Hold",
     "Magnitude",
+    "Movement",
     "Platon",
     "Pruner",
     "PruningCallback",
+    "Ratio",
     "Schedule",
     "Score",
+    "Sensitivity",
+    "SoftMovement",
+    "Uncertainty",
     "Units",
     "__version__",
     "hold",

@@ -32,12 +32,35 @@ METHODS: dict[str, platon.Score] = {
     "platon, matrix": platon.Platon(scope="matrix"),
     "magnitude": platon.Magnitude(),
     "magnitude, matrix": platon.Magnitude(scope="matrix"),
+    "platon, exponent": platon.Platon(exponent=0.5),
+    "sensitivity": platon.Sensitivity(),
+    "uncertainty": platon.Uncertainty(window=10),
+    "ratio": platon.Ratio(),
+    "movement": platon.Movement(),
+    "movement, global": platon.Movement(scope="global"),
+    "soft movement": platon.SoftMovement(score_learning_rate=0.1),
+    "soft movement, penalty": platon.SoftMovement(score_learning_rate=0.1, penalty=1.0, tau=0.45),
+    "l0": platon.HardConcrete(score_init=0.5),
+    "l0, penalty": platon.HardConcrete(penalty=1e-3, score_init=-2.3),
+}
+# Without a number of weights to keep, or with one in the final phase alone.
+PENALISED = {
+    name: score for name, score in METHODS.items() if isinstance(score, platon.SoftMovement | platon.HardConcrete)
 }
 TOTAL = 24
 EVERY_STEP = platon.Cubic(final=0.1, total=TOTAL, warmup=3, cooldown=6)
 EVERY_FOURTH = platon.Cubic(final=0.1, total=TOTAL, warmup=3, cooldown=6, every=4)
 
 each_method = pytest.mark.parametrize("method", METHODS)
+
+
+def is_exact(score: platon.Score, schedule: platon.Constant | platon.Cubic, step: int) -> bool:
+    """Whether exactly k are promised after this step."""
+    if not isinstance(score, platon.SoftMovement | platon.HardConcrete):
+        return True
+    return score.penalty is None and (
+        isinstance(schedule, platon.Constant) or step >= schedule.total - schedule.cooldown
+    )
 
 
 class Run:
@@ -127,16 +150,17 @@ def assert_same_bits(one: dict[str, Tensor], other: dict[str, Tensor], where: st
         assert torch.equal(*bits), f"{where}{name} differs"
 
 
-def assert_pruned(pruner: platon.Pruner, keep: float) -> None:
-    """Exactly k stay, and what does not is zero."""
+def assert_pruned(pruner: platon.Pruner, keep: float | None) -> None:
+    """Exactly k stay (`None`: as many as the mask says), and what does not is zero."""
     masks, matrices = pruner.masks(), pruner.units.matrices
     assert list(masks) == list(matrices)
     scopes = [[name] for name in masks] if pruner.score.scope == "matrix" else [list(masks)]
-    for names in scopes:
+    for names in scopes if keep is not None else ():
         count = sum(matrices[name].numel() for name in names)
         assert sum(int(masks[name].sum()) for name in names) == round(keep * count)
-    for name, mask in masks.items():
-        assert not matrices[name].detach()[~mask].any(), f"{name}: a pruned weight is not zero"
+    with pruner.deterministic():
+        for name, mask in masks.items():
+            assert not matrices[name].detach()[~mask].any(), f"{name}: a pruned weight is not zero"
     assert pruner.kept() == sum(int(mask.sum()) for mask in masks.values()) / pruner.units.count
 
 
@@ -148,19 +172,22 @@ def test_exactly_k_are_kept_after_every_mask_step(method: str, schedule: platon.
         run.train(step)
         keep = schedule(step)
         if keep is not None:
-            assert_pruned(run.pruner, keep)
+            assert_pruned(run.pruner, keep if is_exact(METHODS[method], schedule, step) else None)
     assert run.pruner.keep == 0.1
+    assert run.pruner.kept() < 1
 
 
 @each_method
 def test_pruned_weights_are_zero_in_what_is_saved(method: str, bert: PreTrainedModel, tmp_path: Path) -> None:
     run = Run(bert.config, METHODS[method], EVERY_FOURTH).train(TOTAL)
-    run.model.save_pretrained(tmp_path)
+    with run.pruner.deterministic():
+        run.model.save_pretrained(tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
     masks = run.pruner.masks()
     assert set(masks) < set(saved), "parameter names never change"
     zeros = sum(int((saved[name] == 0).sum()) for name in masks)
-    assert zeros >= run.pruner.units.count * 0.9 - len(masks)
+    expected = 0.9 if is_exact(METHODS[method], EVERY_FOURTH, TOTAL) else 1 - run.pruner.kept()
+    assert zeros >= run.pruner.units.count * expected - len(masks)
     assert not any(saved[name][~mask].any() for name, mask in masks.items())
 
 
@@ -168,6 +195,8 @@ def test_pruned_weights_are_zero_in_what_is_saved(method: str, bert: PreTrainedM
 @pytest.mark.parametrize("scale", [1.0, 0.1], ids=["keep 1", "dense warm-up"])
 def test_nothing_to_prune_trains_as_without_a_pruner(method: str, scale: float, bert: PreTrainedModel) -> None:
     """Weights, data order and all three global random states, bit for bit."""
+    if method in PENALISED and (scale == 1 or method.startswith("l0")):
+        pytest.skip("a penalty knows no share that removes nothing, and random gates are never invisible")
     steps = 8
     schedule = platon.Cubic(final=scale, total=100, warmup=steps + 1 if scale < 1 else 2)
 
@@ -266,9 +295,9 @@ def test_half_precision_keeps_float32_scores_and_exact_k(method: str, way: str, 
         run.update()
         keep = schedule(step)
         if keep is not None:
-            assert_pruned(run.pruner, keep)
+            assert_pruned(run.pruner, keep if is_exact(METHODS[method], schedule, step) else None)
     tensors = run.pruner.state_dict()["tensors"]
-    assert {t.dtype for name, t in tensors.items() if not name.endswith(":mask")} <= {torch.float32}
+    assert {t.dtype for name, t in tensors.items() if not name.endswith((":mask", ":full"))} <= {torch.float32}
     assert {t.dtype for name, t in tensors.items() if name.endswith(":mask")} == {torch.uint8}
     expected = torch.bfloat16 if way == "bf16 weights" else torch.float32
     assert {matrix.dtype for matrix in run.pruner.units.matrices.values()} == {expected}
@@ -278,7 +307,7 @@ def test_half_precision_keeps_float32_scores_and_exact_k(method: str, way: str, 
 def test_same_seed_gives_the_same_masks(method: str, bert: PreTrainedModel) -> None:
     def masks(seed: int) -> list[dict[str, Tensor]]:
         run = Run(bert.config, METHODS[method], EVERY_STEP, seed)
-        return [run.train(step).pruner.masks() for step in (4, 12)]
+        return [run.train(step).pruner.masks() for step in (4, 20)]
 
     first, again, other = masks(0), masks(0), masks(1)
     for one, same in zip(first, again, strict=True):
@@ -303,7 +332,7 @@ def test_accumulated_gradients_are_one_step(method: str, bert: PreTrainedModel, 
 
     whole, halves = train(1), train(2)
     for name, tensor in whole.pruner.state_dict()["tensors"].items():
-        if name.endswith(("sensitivity", "window", "samples")):
+        if name.endswith(("sensitivity", "window", "samples", "score")):
             # Adam's first steps are ±lr whatever the gradient, so rounding moves the tiny ones.
             other = halves.pruner.state_dict()["tensors"][name]
             assert (
@@ -322,7 +351,7 @@ def test_vit_is_pruned_alike(method: str, vit: PreTrainedModel, images: dict[str
         vit(**images).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        assert_pruned(pruner, 0.3)
+        assert_pruned(pruner, 0.3 if is_exact(METHODS[method], platon.Constant(0.3), 1) else None)
 
 
 # Compiling takes longer than all the rest, so that most methods wait for `make check`.
@@ -338,16 +367,16 @@ def test_compiled_passes_keep_exactly_k(method: str, bert: PreTrainedModel, monk
     monkeypatch.setattr(kernels, "COMPILE_FROM", 1)
     schedule = platon.Cubic(final=0.1, total=80, cooldown=40)
     run = Run(bert.config, METHODS[method], schedule)
-    assert run.pruner._fused
+    assert run.pruner._ranking._fused
     for step in range(1, schedule.total + 1):
         run.train(step)
         keep = schedule(step)
         if keep is not None:
-            assert_pruned(run.pruner, keep)
+            assert_pruned(run.pruner, keep if is_exact(METHODS[method], schedule, step) else None)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["platon", "platon, window, before", "magnitude, matrix"])
+@pytest.mark.parametrize("method", ["platon", "platon, window, before", "magnitude, matrix", "movement", "l0"])
 def test_compiled_passes_resume_and_leave_the_random_states_alone(
     method: str, bert: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -355,7 +384,7 @@ def test_compiled_passes_resume_and_leave_the_random_states_alone(
     monkeypatch.setattr(kernels, "COMPILE_FROM", 1)
     states = random.getstate(), str(np.random.get_state())
     run = Run(bert.config, METHODS[method], EVERY_FOURTH)
-    assert run.pruner._fused
+    assert run.pruner._ranking._fused
     # The warm-up is dense, so that eager and compiled passes leave the same weights, and the same random state.
     fused_start = run.train(2).everything()
     same = [name for name in start if not name.startswith("pruner:")]

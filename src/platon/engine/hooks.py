@@ -161,6 +161,25 @@ class Hooks:
         return names[0] if names else f"a parameter of shape {tuple(parameter.shape)} that is not in the model"
 
 
+class Rates:
+    """The learning rate of an optimizer now, as a share of its peak: what the pruner's own AdamW follows."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        """The peak is what the scheduler says it is, and without one the rate that the optimizer was built with."""
+        self._optimizer = optimizer
+        self._built_with = self._rate(optimizer.param_groups[0])
+
+    @staticmethod
+    def _rate(group: dict[str, Any]) -> float:
+        return float(group["lr"])  # it may be a tensor
+
+    def __call__(self) -> float:
+        """Of the first group; 1 where that has no rate to speak of."""
+        group = self._optimizer.param_groups[0]
+        peak = float(group.get("max_lr", group.get("initial_lr", self._built_with)))
+        return self._rate(group) / peak if peak > 0 else 1.0
+
+
 def _is_inner_step(optimizer: Optimizer) -> bool:
     """Whether this is a step inside a step: a class whose `step` calls its parent's, with the same hooks around both.
 
