@@ -109,6 +109,8 @@ def prune(
     )
     figures = draw_run(folder)
     console.print(_results(record))
+    if record["not_converged"]:
+        console.print(f"did not converge (N.A.): {escape(record['not_converged'])}", style="yellow")
     shown = [("model", folder / "model"), ("record", folder / "record.json"), ("figures", figures[0].parent)]
     for what, path in shown:
         console.print(f"{what:8} {escape(str(path))}")
@@ -119,7 +121,8 @@ def prune(
 
 def _default_folder(sourced: Sourced) -> Path:
     s = sourced.settings
-    share = "" if s.method == "dense" else f"-{100 * s.keep:g}"
+    share = f"-{100 * s.keep:g}" if s.penalty is None else f"-penalty{s.penalty:g}"
+    share = "" if s.method == "dense" else share
     return Path("runs") / f"{s.task}-{s.method}{share}-seed{s.seed}"
 
 

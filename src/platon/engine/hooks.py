@@ -19,6 +19,10 @@ _WRAPPER = next(
 )
 
 
+class NotFinite(RuntimeError):  # noqa: N818  # the name says what is wrong
+    """A gradient was NaN or infinite; the weights are untouched."""
+
+
 class Hooks:
     """Calls `before` and `after` around each real step of an optimizer, with finite, unscaled gradients in place.
 
@@ -145,7 +149,7 @@ class Hooks:
         if not bad:
             return False
         if self._on_nonfinite == "raise":
-            raise RuntimeError(
+            raise NotFinite(
                 f"the gradient of {self._name(bad[0])} is not finite ({len(bad)} of {len(gradients)} are not); "
                 "the weights are untouched: lower the learning rate, clip the gradients, or use on_nonfinite='skip'"
             )

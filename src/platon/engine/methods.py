@@ -28,11 +28,11 @@ class Method:
     citation: str
 
     def build(self, settings: Mapping[str, Any]) -> Score | None:
-        """The score with those of the settings that it knows."""
+        """The score with those of the settings that it knows; `None` leaves a setting to the score."""
         if self.score is None:
             return None
         known = {field.name for field in fields(self.score)}
-        return self.score(**{name: value for name, value in settings.items() if name in known})
+        return self.score(**{name: value for name, value in settings.items() if name in known and value is not None})
 
 
 METHODS: dict[str, Method] = {

@@ -133,8 +133,9 @@ class Pruner:
     def detach(self) -> None:
         """Stop pruning; the weights stay as they are, gates settled."""
         self._hooks.detach()
-        self._deterministic = True
-        self._gate()
+        if not self._deterministic:  # or someone may have given the model other weights since: the best ones, say
+            self._deterministic = True
+            self._gate()
 
     # --- one optimizer step ------------------------------------------------------------------------------------------
 
