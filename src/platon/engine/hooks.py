@@ -175,7 +175,7 @@ class Rates:
 
     @staticmethod
     def _rate(group: dict[str, Any]) -> float:
-        return float(group["lr"])  # it may be a tensor
+        return float(group.get("lr", 1.0))  # it may be a tensor, and a user's own optimizer may have none
 
     def __call__(self) -> float:
         """Of the first group; 1 where that has no rate to speak of."""
