@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from platon.engine.pruner import Pruner
     from platon.engine.schedule import Constant, Cubic, Schedule
     from platon.engine.score import Magnitude, Platon, Ratio, Score, Sensitivity, Uncertainty
-    from platon.engine.units import Units, weights
+    from platon.engine.units import Units, blocks, columns, heads, neurons, weights
     from platon.lab.trainer import PruningCallback
 
 __version__ = "0.1.0"
@@ -23,7 +23,7 @@ _HOMES = {
     "platon.engine.pruner": ("Pruner",),
     "platon.engine.schedule": ("Constant", "Cubic", "Schedule"),
     "platon.engine.score": ("Magnitude", "Platon", "Ratio", "Score", "Sensitivity", "Uncertainty"),
-    "platon.engine.units": ("Units", "weights"),
+    "platon.engine.units": ("Units", "blocks", "columns", "heads", "neurons", "weights"),
     "platon.lab.trainer": ("PruningCallback",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -46,7 +46,11 @@ __all__ = [
     "Uncertainty",
     "Units",
     "__version__",
+    "blocks",
+    "columns",
+    "heads",
     "hold",
+    "neurons",
     "weights",
 ]
 

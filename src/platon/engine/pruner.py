@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from platon.engine.group_ranking import GroupRanking
 from platon.engine.hooks import Hooks, Rates
 from platon.engine.learned import Gated, Learned, Penalised
 from platon.engine.matrix import locate
-from platon.engine.ranking import WeightRanking
+from platon.engine.ranking import Ranking, WeightRanking
 from platon.engine.schedule import Ramp, Schedule, checked_keep
 from platon.engine.score import Platon, Score, checked_choice
 from platon.engine.steering import Steering
@@ -69,7 +70,12 @@ class Pruner:
         self.step_count = 0
         self.keep = 1.0  #: the share that the schedule asked for at the last mask step
         self._steering = Steering()
-        self._ranking = WeightRanking(self.score, locate(model, self.units.matrices))
+        matrices = locate(model, self.units.matrices)
+        self._ranking: Ranking = (
+            GroupRanking(self.score, matrices, self.units.groups)
+            if self.units.groups
+            else WeightRanking(self.score, matrices)
+        )
         self._deterministic = False
         self._hooks = Hooks(
             model,
@@ -217,6 +223,7 @@ class Pruner:
             "format": FORMAT,
             "method": type(self.score).__name__,
             "settings": dataclasses.asdict(self.score),
+            "units": self.units.name,
             "shapes": {matrix.name: list(matrix.parameter.shape) for matrix in self._ranking.matrices},
             "step_count": self.step_count,
             "skipped_count": self.skipped_count,
@@ -255,8 +262,9 @@ def _first_difference(mine: Mapping[str, Any], other: Mapping[str, Any]) -> str 
     missing = next((key for key in mine if key not in other), None)
     if missing:
         return f"it has no {missing!r}, so it is not a whole pruner state"
-    if other["method"] != mine["method"]:
-        return f"method is {other['method']!r} in the state and {mine['method']!r} in the pruner"
+    for key in ("method", "units"):
+        if other[key] != mine[key]:
+            return f"{key} is {other[key]!r} in the state and {mine[key]!r} in the pruner"
     for key, what in (("settings", "setting"), ("shapes", "parameter")):
         ours, theirs = mine[key], other[key]
         for name in [*ours, *(name for name in theirs if name not in ours)]:

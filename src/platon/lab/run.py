@@ -8,7 +8,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import TrainingArguments, set_seed
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils.logging import disable_progress_bar
@@ -23,7 +24,7 @@ from transformers.utils.logging import disable_progress_bar
 from platon.engine.hooks import NotFinite
 from platon.engine.methods import METHODS
 from platon.engine.schedule import Cubic, checked_keep
-from platon.engine.units import weights
+from platon.engine.units import Units, blocks, columns, heads, neurons, weights
 from platon.lab import checkpoint, tasks
 from platon.lab.card import model_card
 from platon.lab.convergence import why_not
@@ -147,7 +148,20 @@ def _callback(settings: Settings, steps: Plan) -> SealedCheckpoints:
     if score is None:
         return SealedCheckpoints()
     schedule = _checked(Cubic, settings.keep, steps.total, steps.warmup, steps.cooldown, settings.every)
-    return PruningCallback(settings.keep, score=score, schedule=schedule)
+    return PruningCallback(settings.keep, score=score, schedule=schedule, units=_units(settings))
+
+
+def _units(settings: Settings) -> Callable[[nn.Module], Units]:
+    """What the settings' word for units means for a model."""
+    kinds: dict[str, Callable[[nn.Module], Units]] = {
+        "weights": weights,
+        "columns": columns,
+        "blocks": lambda model: blocks(model, (settings.block_rows, settings.block_columns)),
+        "neurons": neurons,
+        "heads": heads,
+        "heads+neurons": lambda model: heads(model) + neurons(model),
+    }
+    return lambda model: _checked(kinds[settings.units], model)
 
 
 def _checked(function: Any, *arguments: Any) -> Any:

@@ -28,7 +28,9 @@ class Settings:
     model: str | None = _setting(None, "What", "hub name or local folder; each task has a default")
     method: str = _setting("platon", "What", "a name from `platon list methods`")
     keep: float = _setting(0.1, "What", "share of the prunable weights that stays, e.g. 0.1")
-    units: str = _setting("weights", "What", "what lives or dies together: weights")
+    units: str = _setting(
+        "weights", "What", "what goes together: weights, columns, blocks, neurons, heads, heads+neurons"
+    )
     dense: str = _setting("none", "What", "train the dense twin too: none, beside, or first (pruning starts from it)")
 
     data: str | None = _setting(None, "Data", "local folder in the hub's layout, or your own file; default: the hub")
@@ -82,6 +84,8 @@ class Settings:
     min_keep_per_matrix: float | None = _setting(
         None, "Pruning", "soft-movement, l0: least share of each matrix; default: the method's own"
     )
+    block_rows: int = _setting(32, "Pruning", "units blocks: outputs of a block")
+    block_columns: int = _setting(32, "Pruning", "units blocks: inputs of a block")
     reference_steps: int | None = _setting(None, "Pruning", "the training that warmup and cooldown refer to")
 
     eval_every: int | None = _setting(None, "Records", "steps between evaluations; default: ten in a training")
@@ -94,7 +98,7 @@ class Settings:
 
 FIELDS = {f.name: f for f in dataclasses.fields(Settings)}
 _CHOICES = {
-    "units": ("weights",),
+    "units": ("weights", "columns", "blocks", "neurons", "heads", "heads+neurons"),
     "dense": ("none", "beside", "first"),
     "optimizer": ("adamw", "adamax", "sgd"),
     "decay": ("linear", "cosine"),
@@ -104,7 +108,8 @@ _CHOICES = {
     "report_to": ("none", "tensorboard", "wandb"),
 }
 _LEAST = (
-    dict.fromkeys(("batch", "accumulate", "steps", "every", "eval_batch", "checkpoints"), 1)
+    dict.fromkeys(("block_rows", "block_columns"), 1)
+    | dict.fromkeys(("batch", "accumulate", "steps", "every", "eval_batch", "checkpoints"), 1)
     | dict.fromkeys(("eval_every", "log_every", "checkpoint_every"), 1)
     | dict.fromkeys(("seed", "learning_rate", "momentum", "weight_decay", "clip"), 0)
     | dict.fromkeys(("warmup", "cooldown", "lr_warmup"), 0)
