@@ -39,7 +39,7 @@ check: $(READY)
 $(READY): constraints.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lab,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lab,cluster,dev]'
 	touch $@
 
 clean:

@@ -42,6 +42,14 @@ class Listing(StrEnum):
     tasks = "tasks"
     methods = "methods"
     recipes = "recipes"
+    sweeps = "sweeps"
+
+
+class Engine(StrEnum):
+    """Where the runs of a sweep run."""
+
+    local = "local"
+    ray = "ray"
 
 
 def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -128,6 +136,8 @@ def _default_folder(sourced: Sourced) -> Path:
 
 def _results(record: dict[str, Any]) -> Table:
     """Dense and pruned beside each other, as far as both are there."""
+    from platon.lab.board import in_words
+
     pruned = record["method"] != "dense"
     table = Table(title=f"{record['task']}, {record['method']}", title_justify="left")
     table.add_column("")
@@ -142,14 +152,32 @@ def _results(record: dict[str, Any]) -> Table:
     table.add_row("prunable weights kept", *(shares[name] for name, _ in columns))
     table.add_row("parameters that are not zero", *(f"{found['parameters']['left']:,}" for _, found in columns))
     table.add_row("size on disk", *(f"{found['bytes'] / 1e6:.2f} MB" for _, found in columns))
-    table.add_row("time", *(_duration(found["seconds"]) for _, found in columns))
+    table.add_row("time", *(in_words(found["seconds"]) for _, found in columns))
     return table
 
 
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+@app.command()
+def sweep(
+    source: Annotated[str, typer.Argument(metavar="FILE", help="sweep file, or a name from `platon list sweeps`")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="folder of the runs; default: runs/ and the file's name")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="runs at a time; they share the cores")] = 1,
+    engine: Annotated[Engine, typer.Option(help="where runs run: this machine, or a Ray cluster")] = Engine.local,
+    dry: Annotated[bool, typer.Option("--dry", help="say what would run and for how long, and stop")] = False,
+    estimate: Annotated[bool, typer.Option(help="try a few steps of each kind of run first, to tell the time")] = True,
+) -> None:
+    """Run every combination of settings that a file names; finished runs are skipped, interrupted ones go on.
+
+    Example: [bold]platon sweep glue --dry[/bold]
+    """
+    from platon.lab import sweeping
+
+    folder = output or Path("runs") / Path(source).stem
+    failed = sweeping.run(source, folder, jobs, engine.value, dry, estimate, console)
+    if failed:
+        errors.print(f"{failed} of the runs failed; their output is in {escape(str(folder / 'logs'))}")
+        raise typer.Exit(1)
 
 
 @app.command("eval")
@@ -199,7 +227,7 @@ def show_names(
     what: Annotated[Listing, typer.Argument(help="what to list")],
     name: Annotated[str | None, typer.Argument(help="recipes: show this one in full")] = None,
 ) -> None:
-    """List tasks, methods or recipes."""
+    """List tasks, methods, recipes or sweeps."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     if what is Listing.tasks:
         from platon.lab.tasks import TASKS
@@ -215,6 +243,13 @@ def show_names(
             table.add_column(column, overflow="fold")
         for key, method in METHODS.items():
             table.add_row(key, method.line, method.citation)
+    elif what is Listing.sweeps:
+        from platon.lab.sweep import read, shipped, title
+
+        for column in ("sweep", "runs", "what"):
+            table.add_column(column)
+        for key, path in shipped().items():
+            table.add_row(key, f"{len(read(key, Path())):,}", title(path))
     else:
         from platon.lab import recipes
 

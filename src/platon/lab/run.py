@@ -34,7 +34,7 @@ from platon.lab.record import FORMAT, RECORD, read_json, read_record, rewind_his
 from platon.lab.settings import Plan, Settings, Sourced, plan
 from platon.lab.tasks import Prepared, Request
 from platon.lab.trainer import PruningCallback, SealedCheckpoints
-from platon.lab.training import LabTrainer, Trained, Watch, save_whole
+from platon.lab.training import Clock, LabTrainer, Trained, Watch, save_whole
 
 
 class Interrupted(Exception):  # noqa: N818  # it is no error
@@ -300,6 +300,24 @@ def _decided_by(sealed: SealedCheckpoints) -> str | None:
     if sealed.pruner is None:
         return None
     return "keep" if getattr(sealed.pruner.score, "penalty", None) is None else "penalty"
+
+
+def trial(sourced: Sourced, tried: int = 4) -> tuple[int, float]:
+    """The steps that a run will have, and the seconds that one of them takes here: the median of a few, after one."""
+    settings = sourced.settings
+    prepared = tasks.find(settings.task).prepare(_request(settings, None))
+    steps = plan(sourced, len(prepared.train))
+    disable_progress_bar()
+    set_seed(settings.seed)
+    with tempfile.TemporaryDirectory() as place:
+        arguments = _arguments(settings, steps, prepared, Path(place), progress=False)
+        arguments.max_steps, arguments.eval_strategy, arguments.save_strategy = tried, "no", "no"
+        trainer = LabTrainer(settings, steps, prepared, model=prepared.build(), args=arguments)
+        trainer.remove_callback(PrinterCallback)
+        clock = Clock()
+        trainer.callback_handler.callbacks[0:0] = [_callback(settings, steps), clock]
+        trainer.train()
+    return steps.total, clock.middle()
 
 
 def evaluate_run(folder: Path, data: Path | None = None) -> tuple[dict[str, Any], dict[str, dict[str, float]]]:
