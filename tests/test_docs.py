@@ -131,6 +131,7 @@ IN_PLACE: dict[str, Callable[[Path], None]] = {
     "prune-in-your-own-trainer": own_trainer,
     "prune-in-a-plain-loop": lambda place: None,
     "add-a-method": lambda place: None,
+    "run-a-sweep": lambda place: None,
     "reproduce-a-row-of-the-paper": paper_row,
 }
 
