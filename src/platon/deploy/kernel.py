@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import math
 import os
 import platform
 import shlex
@@ -28,7 +29,7 @@ _SOURCES = (_HERE / "sparse.c", _HERE / "sparse_tile.h")
 _FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared")
 _BUILD_SECONDS = 120
 
-ACTIVATIONS = ("none", "gelu", "gelu_tanh", "relu")  # in the order of the enum in sparse.c
+ACTIVATIONS = {"none": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}  # as in sparse.c
 LEVELS = ("baseline", "avx2", "avx512")
 
 
@@ -55,23 +56,24 @@ class Kernel:
     def linear(
         self, x: Tensor, packed: Packed, bias: Tensor | None, activation: str = "none", threads: int | None = None
     ) -> Tensor:
-        """activation(x Wᵀ + bias) for float32 tokens `x` [tokens, columns], on PyTorch's number of threads."""
-        if x.stride(1) != 1 and x.shape[1] > 1:
-            x = x.contiguous()
-        out = torch.empty(x.shape[0], packed.rows)
+        """activation(x Wᵀ + bias) for float32 tokens `x` [..., columns], on PyTorch's number of threads."""
+        *shape, columns = x.shape
+        if len(shape) != 1 or (columns > 1 and x.stride(1) != 1):
+            x = x.contiguous()  # then its tokens are evenly spaced, whatever the batch dimensions
+        out = torch.empty(*shape, packed.rows)
         failed = self._run(
             x.data_ptr(),
-            x.shape[0],
-            x.stride(0),
+            math.prod(shape),
+            x.stride(0) if len(shape) == 1 else columns,
             packed.values.data_ptr(),
             packed.columns.data_ptr(),
             packed.counts.data_ptr(),
             packed.starts.data_ptr(),
             0 if bias is None else bias.data_ptr(),
             packed.rows,
-            packed.columns_in,
+            columns,
             packed.width,
-            ACTIVATIONS.index(activation),
+            ACTIVATIONS[activation],
             out.data_ptr(),
             packed.rows,
             threads or torch.get_num_threads(),
@@ -79,7 +81,7 @@ class Kernel:
             self.level,
         )
         if failed:
-            raise MemoryError(f"no memory for {x.shape[0]} tokens of {packed.columns_in} features; give fewer at a time")
+            raise MemoryError(f"no memory for tokens of {columns} features on {threads} threads; use fewer threads")
         return out
 
 

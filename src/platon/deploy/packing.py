@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,13 +12,12 @@ ROW_BLOCK = 64  # as in sparse.c
 WIDEST = 256  # a column inside a part is one byte
 
 
-@dataclass(frozen=True)
-class Packed:
+class Packed(NamedTuple):
     """Blocks of 64 rows, each in parts of `width` columns; inside a part the non-zeros row by row."""
 
     values: Tensor  # float32 [non-zeros]
     columns: Tensor  # uint8 [non-zeros], counted from the first column of the part
-    counts: Tensor  # uint16 [row blocks · parts · 64]: non-zeros of a row in a part
+    counts: Tensor  # int16 [row blocks · parts · 64]: non-zeros of a row in a part
     starts: Tensor  # int64 [row blocks + 1]: where a block's values begin
     rows: int
     columns_in: int
@@ -41,7 +40,7 @@ def pack(weight: Tensor, width: int | None = None) -> Packed:
     starts = torch.zeros(blocks + 1, dtype=torch.int64)
     torch.cumsum(counts.sum((1, 2)), 0, out=starts[1:])
     column = torch.arange(width, dtype=torch.uint8).expand(kept.shape)
-    return Packed(ordered[kept], column[kept], counts.to(torch.uint16).flatten(), starts, rows, columns, width)
+    return Packed(ordered[kept], column[kept], counts.to(torch.int16).flatten(), starts, rows, columns, width)
 
 
 def unpack(packed: Packed) -> Tensor:

@@ -1,0 +1,143 @@
+"""Sparse linear layers: one on the compiled kernel, one on `torch.sparse`. For inference, float32, on a CPU."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from platon.deploy import kernel
+from platon.deploy.packing import Packed, pack, unpack
+
+ACTIVATE = {
+    "none": lambda x: x,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+def _product(x: Tensor, packed: Packed, bias: Tensor | None, activation: str) -> Tensor:
+    found = kernel.find()
+    if isinstance(found, str):
+        raise ValueError(f"this model needs the compiled kernel, and {found}; call sparsify on the dense model here")
+    return found.linear(x, packed, bias, activation)
+
+
+@torch.library.custom_op("platon::sparse_linear", mutates_args=())
+def sparse_linear(
+    x: Tensor,
+    values: Tensor,
+    columns: Tensor,
+    counts: Tensor,
+    starts: Tensor,
+    bias: Tensor | None,
+    rows: int,
+    width: int,
+    activation: str,
+) -> Tensor:
+    """activation(x Wᵀ + bias), with W as `packing.Packed` holds it: what `torch.compile` and `torch.export` see."""
+    return _product(x, Packed(values, columns, counts, starts, rows, x.shape[-1], width), bias, activation)
+
+
+@sparse_linear.register_fake
+def _(
+    x: Tensor,
+    values: Tensor,
+    columns: Tensor,
+    counts: Tensor,
+    starts: Tensor,
+    bias: Tensor | None,
+    rows: int,
+    width: int,
+    activation: str,
+) -> Tensor:
+    return x.new_empty(*x.shape[:-1], rows)
+
+
+def _check(layer: nn.Module, x: Tensor, columns: int) -> None:
+    if layer.training or (x.requires_grad and torch.is_grad_enabled()):
+        raise ValueError(
+            "a sparse layer is for inference and was asked to train; call .eval() on the model and use torch.no_grad(), "
+            "or train the dense model and sparsify it again"
+        )
+    if x.dtype != torch.float32 or x.device.type != "cpu" or x.shape[-1] != columns:
+        raise ValueError(
+            f"a sparse layer takes float32 on the CPU with {columns} features last, got {x.dtype} of shape "
+            f"{tuple(x.shape)} on {x.device}; convert the input, and leave the model in float32"
+        )
+
+
+class SparseLinear(nn.Module):
+    """activation(x Wᵀ + bias) by the compiled kernel; the zeros of W are neither stored nor multiplied."""
+
+    values: Tensor
+    columns: Tensor
+    counts: Tensor
+    starts: Tensor
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> None:
+        super().__init__()
+        packed = pack(weight)
+        for name in ("values", "columns", "counts", "starts"):
+            self.register_buffer(name, getattr(packed, name))
+        self.register_buffer("bias", None if bias is None else bias.detach().float().clone())
+        self.out_features, self.in_features, self.width = packed.rows, packed.columns_in, packed.width
+        self.activation = activation
+        self.eval()
+
+    @property
+    def packed(self) -> Packed:
+        held = self._buffers  # by itself, because a module's attributes are slow to get
+        return Packed(
+            held["values"], held["columns"], held["counts"], held["starts"], self.out_features, self.in_features, self.width
+        )
+
+    @property
+    def weight(self) -> Tensor:
+        """W, dense again: a new tensor at every call."""
+        return unpack(self.packed)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _check(self, x, self.in_features)
+        if type(x) is Tensor and not torch.compiler.is_compiling():
+            # Past the dispatcher, which takes longer than a small layer.
+            return _product(x, self.packed, self._buffers["bias"], self.activation)
+        sizes = (self.out_features, self.width)
+        return torch.ops.platon.sparse_linear(
+            x, self.values, self.columns, self.counts, self.starts, self.bias, *sizes, self.activation
+        )
+
+    def extra_repr(self) -> str:
+        kept = self.values.numel() / max(1, self.in_features * self.out_features)
+        return f"{self.in_features}, {self.out_features}, kept={kept:.3f}, activation={self.activation}"
+
+
+class CsrLinear(nn.Module):
+    """The same by `torch.sparse`, where there is no compiled kernel."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+            self.register_buffer("weight", weight.detach().float().to_sparse_csr())
+        self.register_buffer("bias", None if bias is None else bias.detach().float().clone())
+        self.activation = activation
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        _check(self, x, self.in_features)
+        out = (self.weight @ x.reshape(-1, self.in_features).t()).t()
+        if self.bias is not None:
+            out = out + self.bias
+        return ACTIVATE[self.activation](out).reshape(*x.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, activation={self.activation}"
