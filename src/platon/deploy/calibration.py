@@ -49,7 +49,7 @@ def _measure(make: Make, rows: int, columns: int, tokens: int) -> float:
     low, high = 0, len(_DENSITIES)  # faster below low, not at or above high
     while low < high:
         middle = (low + high) // 2
-        dense = nn.utils.skip_init(nn.Linear, columns, rows).requires_grad_(False)
+        dense = nn.Linear(columns, rows, device="meta").to_empty(device="cpu").requires_grad_(False)
         dense.weight.copy_(weight.masked_fill(chance >= _DENSITIES[middle], 0))
         dense.bias.copy_(bias)
         sparse = make(dense.weight, bias)

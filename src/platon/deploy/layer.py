@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +13,7 @@ from torch.nn import functional as F
 from platon.deploy import kernel
 from platon.deploy.packing import Packed, pack, unpack
 
-ACTIVATE = {
+ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
@@ -60,8 +62,8 @@ def _(
 def _check(layer: nn.Module, x: Tensor, columns: int) -> None:
     if layer.training or (x.requires_grad and torch.is_grad_enabled()):
         raise ValueError(
-            "a sparse layer is for inference and was asked to train; call .eval() on the model and use torch.no_grad(), "
-            "or train the dense model and sparsify it again"
+            "a sparse layer is for inference and was asked to train; call .eval() on the model and use torch.no_grad(); "
+            "or train the dense model, and sparsify it again"
         )
     if x.dtype != torch.float32 or x.device.type != "cpu" or x.shape[-1] != columns:
         raise ValueError(
@@ -91,10 +93,9 @@ class SparseLinear(nn.Module):
 
     @property
     def packed(self) -> Packed:
-        held = self._buffers  # by itself, because a module's attributes are slow to get
-        return Packed(
-            held["values"], held["columns"], held["counts"], held["starts"], self.out_features, self.in_features, self.width
-        )
+        held: Any = self._buffers  # by itself, because a module's attributes are slow to get
+        parts = (held["values"], held["columns"], held["counts"], held["starts"])
+        return Packed(*parts, self.out_features, self.in_features, self.width)
 
     @property
     def weight(self) -> Tensor:
@@ -107,9 +108,8 @@ class SparseLinear(nn.Module):
             # Past the dispatcher, which takes longer than a small layer.
             return _product(x, self.packed, self._buffers["bias"], self.activation)
         sizes = (self.out_features, self.width)
-        return torch.ops.platon.sparse_linear(
-            x, self.values, self.columns, self.counts, self.starts, self.bias, *sizes, self.activation
-        )
+        parts = (self.values, self.columns, self.counts, self.starts)
+        return sparse_linear(x, *parts, self.bias, *sizes, self.activation)
 
     def extra_repr(self) -> str:
         kept = self.values.numel() / max(1, self.in_features * self.out_features)

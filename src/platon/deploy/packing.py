@@ -17,7 +17,7 @@ class Packed(NamedTuple):
 
     values: Tensor  # float32 [non-zeros]
     columns: Tensor  # uint8 [non-zeros], counted from the first column of the part
-    counts: Tensor  # int16 [row blocks · parts · 64]: non-zeros of a row in a part
+    counts: Tensor  # int16 [row blocks · parts · 64]: 64 · non-zeros + row, for the rows of a part, most first
     starts: Tensor  # int64 [row blocks + 1]: where a block's values begin
     rows: int
     columns_in: int
@@ -35,19 +35,31 @@ def pack(weight: Tensor, width: int | None = None) -> Packed:
     blocks, parts = -(-rows // ROW_BLOCK), max(1, -(-columns // width))
     padded = F.pad(weight.detach().float(), (0, parts * width - columns, 0, blocks * ROW_BLOCK - rows))
     ordered = padded.view(blocks, ROW_BLOCK, parts, width).transpose(1, 2)
+    # Rows with equally many non-zeros follow each other: then the processor guesses right where a row ends.
+    order = (ordered != 0).sum(-1).argsort(dim=-1, descending=True, stable=True)
+    ordered = ordered.gather(2, order.unsqueeze(-1).expand(-1, -1, -1, width))
     kept = ordered != 0
     counts = kept.sum(-1)
     starts = torch.zeros(blocks + 1, dtype=torch.int64)
     torch.cumsum(counts.sum((1, 2)), 0, out=starts[1:])
     column = torch.arange(width, dtype=torch.uint8).expand(kept.shape)
-    return Packed(ordered[kept], column[kept], counts.to(torch.int16).flatten(), starts, rows, columns, width)
+    return Packed(
+        ordered[kept],
+        column[kept],
+        (counts * ROW_BLOCK + order).to(torch.int16).flatten(),
+        starts,
+        rows,
+        columns,
+        width,
+    )
 
 
 def unpack(packed: Packed) -> Tensor:
     """The dense matrix again."""
     blocks, parts = packed.starts.numel() - 1, max(1, -(-packed.columns_in // packed.width))
     counts = packed.counts.to(torch.int64)
-    row = torch.repeat_interleave(torch.arange(counts.numel()), counts)  # of [block, part, row]
+    place = torch.arange(counts.numel()) // ROW_BLOCK * ROW_BLOCK + counts % ROW_BLOCK  # in [block, part, row]
+    row = torch.repeat_interleave(place, counts // ROW_BLOCK)
     dense = torch.zeros(blocks * parts * ROW_BLOCK, packed.width)
     dense[row, packed.columns.long()] = packed.values
     whole = dense.view(blocks, parts, ROW_BLOCK, packed.width).transpose(1, 2)

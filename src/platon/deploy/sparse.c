@@ -2,7 +2,8 @@
 
    The matrix lies in blocks of ROW_BLOCK rows, and each of those in parts of `width` <= 256 columns, so that the part of
    a tile that is being read and the sums that are being written share the first cache. Inside a part: row by row, the
-   non-zeros of a row by column. A non-zero is a float and a byte (its column in the part); a row of a part is a count.
+   rows with most non-zeros first, so that the processor guesses where a row ends; the non-zeros of a row by column. A
+   non-zero is a float and a byte (its column in the part); a row of a part is a number: how many, and which row.
 
    No headers but C's own: one build serves every version of PyTorch. Threads are those of the caller's OpenMP runtime,
    whose `GOMP_parallel` is handed in, so that no second pool competes for the cores. */
@@ -11,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define ROW_BLOCK 64
 #define PIECES 4 /* of a thread's share of the work: what the others can take from it when they are done */
@@ -22,17 +24,21 @@ enum { BASELINE, AVX2, AVX512 };
 #define APART __attribute__((noinline)) /* by itself, a loop keeps its pointers in registers */
 
 typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
+typedef float oct __attribute__((vector_size(32), aligned(4), may_alias));
 #ifdef __clang__
-#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#define SHUFFLE4(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#define SHUFFLE8(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
 typedef int32_t quad_index __attribute__((vector_size(16)));
-#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (quad_index){__VA_ARGS__})
+typedef int32_t oct_index __attribute__((vector_size(32)));
+#define SHUFFLE4(a, b, ...) __builtin_shuffle(a, b, (quad_index){__VA_ARGS__})
+#define SHUFFLE8(a, b, ...) __builtin_shuffle(a, b, (oct_index){__VA_ARGS__})
 #endif
 
 struct matrix {
     const float *values;
     const uint8_t *columns;
-    const uint16_t *counts; /* [block of rows][part][row] */
+    const uint16_t *counts; /* [block of rows][part][row]: 64 non-zeros + row, most first */
     const int64_t *starts;  /* [block of rows + 1]: its first value */
     const float *bias;      /* or NULL */
     int64_t rows, columns_in, width, parts, blocks;
@@ -75,6 +81,13 @@ struct job {
 #define TARGET __attribute__((target(WIDEST)))
 #define NAME(x) PASTE(x, avx512)
 #include "sparse_tile.h"
+#endif
+
+#ifdef __x86_64__
+#define CALL(level, name, arguments)                                                                                  \
+    ((level) == AVX512 ? name##_avx512 arguments : (level) == AVX2 ? name##_avx2 arguments : name##_baseline arguments)
+#else
+#define CALL(level, name, arguments) name##_baseline arguments
 #endif
 
 /* What the library was built from: a build that is older than the sources beside it is not used. */
@@ -133,53 +146,6 @@ static void point(const struct job *job, int64_t at, int64_t *tile, int64_t *blo
     *block = scale ? block_at(&job->matrix, (int64_t)((double)inside / scale * total)) : 0;
 }
 
-/* Four vectors of four, rows to columns. */
-static inline void turn(const float *from, int64_t from_stride, float *to, int64_t to_stride) {
-    quad a = *(const quad *)from, b = *(const quad *)(from + from_stride);
-    quad c = *(const quad *)(from + 2 * from_stride), d = *(const quad *)(from + 3 * from_stride);
-    quad ab = SHUFFLE(a, b, 0, 4, 1, 5), cd = SHUFFLE(c, d, 0, 4, 1, 5);
-    quad AB = SHUFFLE(a, b, 2, 6, 3, 7), CD = SHUFFLE(c, d, 2, 6, 3, 7);
-    *(quad *)to = SHUFFLE(ab, cd, 0, 1, 4, 5);
-    *(quad *)(to + to_stride) = SHUFFLE(ab, cd, 2, 3, 6, 7);
-    *(quad *)(to + 2 * to_stride) = SHUFFLE(AB, CD, 0, 1, 4, 5);
-    *(quad *)(to + 3 * to_stride) = SHUFFLE(AB, CD, 2, 3, 6, 7);
-}
-
-/* Up to `wide` tokens, transposed into a tile of `wide`; the missing ones are 0. */
-static void read_tile(const struct job *job, int64_t token, int64_t wide, float *tile) {
-    int64_t columns = job->matrix.columns_in, tokens = job->tokens - token < wide ? job->tokens - token : wide;
-    const float *x = job->x + token * job->x_stride;
-    /* 16 columns at a time: whole cache lines of the input, and a part of the tile that stays in the first cache. */
-    for (int64_t first = 0; first < columns; first += 16) {
-        int64_t end = first + 16 < columns ? first + 16 : columns;
-        for (int64_t t = 0; t < wide; t += 4) {
-            int64_t column = first;
-            if (t + 4 <= tokens)
-                for (; column + 4 <= end; column += 4)
-                    turn(x + t * job->x_stride + column, job->x_stride, tile + column * wide + t, wide);
-            for (; column < end; column++)
-                for (int64_t one = t; one < t + 4; one++)
-                    tile[column * wide + one] = one < tokens ? x[one * job->x_stride + column] : 0.0f;
-        }
-    }
-}
-
-/* The sums of one block of rows, transposed back. */
-static void write_tile(const struct job *job, int64_t token, int64_t wide, int64_t block, const float *sums) {
-    int64_t tokens = job->tokens - token < wide ? job->tokens - token : wide;
-    int64_t first = block * ROW_BLOCK, left = job->matrix.rows - first, rows = left < ROW_BLOCK ? left : ROW_BLOCK;
-    float *out = job->out + token * job->out_stride + first;
-    for (int64_t t = 0; t < tokens; t += 4) {
-        int64_t row = 0;
-        if (t + 4 <= tokens)
-            for (; row + 4 <= rows; row += 4)
-                turn(sums + row * wide + t, wide, out + t * job->out_stride + row, job->out_stride);
-        for (; row < rows; row++)
-            for (int64_t one = t; one < t + 4 && one < tokens; one++)
-                out[one * job->out_stride + row] = sums[row * wide + one];
-    }
-}
-
 static void run_piece(const struct job *job, int64_t piece, int64_t *held, float *tile, float *sums) {
     int64_t pieces = (int64_t)job->threads * PIECES, at, block, last_tile, last_block;
     point(job, job->work / pieces * piece + job->work % pieces * piece / pieces, &at, &block);
@@ -189,21 +155,11 @@ static void run_piece(const struct job *job, int64_t piece, int64_t *held, float
         int64_t end = at < last_tile ? job->matrix.blocks : last_block;
         if (token >= job->tokens)
             return;
-        if (block < end && *held != at) {
-            read_tile(job, token, wide, tile);
-            *held = at;
-        }
-        for (; block < end; block++) {
-#ifdef __x86_64__
-            if (job->level == AVX512)
-                compute_avx512(job, wide, block, tile, sums);
-            else if (job->level == AVX2)
-                compute_avx2(job, wide, block, tile, sums);
-            else
-#endif
-                compute_baseline(job, wide, block, tile, sums);
-            write_tile(job, token, wide, block, sums);
-        }
+        if (block < end && *held != at)
+            CALL(job->level, read_tile, (job, token, wide, tile));
+        *held = block < end ? at : *held;
+        for (; block < end; block++)
+            CALL(job->level, compute, (job, token, wide, block, tile, sums));
     }
 }
 
@@ -224,8 +180,8 @@ static void work(void *data) {
 
 typedef void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
 
-/* Returns 0, or 1 if there was no memory. `x` and `out` have unit stride in a token; `gomp_parallel` may be NULL (one
-   thread); `level` is at most platon_level(). */
+/* Returns 0, or 1 if there was no memory. A token's features lie side by side, in `x` and in `out`; strides are between
+   tokens. `gomp_parallel` may be NULL (one thread); `level` is at most platon_level(). */
 int platon_sparse_linear(const float *x, int64_t tokens, int64_t x_stride, const float *values, const uint8_t *columns,
                          const uint16_t *counts, const int64_t *starts, const float *bias, int64_t rows,
                          int64_t columns_in, int64_t width, int activation, float *out, int64_t out_stride, int threads,

@@ -35,9 +35,9 @@ def sparsify(model: nn.Module, *, tokens: int = 128, dense_above: float | None =
     linears = {name: module for name, module in model.named_modules() if _is_plain_linear(module)}
     sparse_already = any(isinstance(module, SparseLinear | CsrLinear) for module in model.modules())
     if not linears and not sparse_already:
-        raise ValueError(f"{type(model).__name__} has no linear layers (nn.Linear, Conv1D); there is nothing to sparsify")
+        raise ValueError(f"{type(model).__name__} has no linear layers (nn.Linear, Conv1D), so none can become sparse")
     for name, module in linears.items():
-        weight = module.weight
+        weight = module.get_parameter("weight")
         if weight.dtype != torch.float32 or weight.device.type != "cpu":
             raise ValueError(
                 f"'{name}.weight' is {weight.dtype} on {weight.device}, the sparse kernel computes in float32 on the "
@@ -46,21 +46,22 @@ def sparsify(model: nn.Module, *, tokens: int = 128, dense_above: float | None =
     found = kernel.find()
     make = CsrLinear if isinstance(found, str) else SparseLinear
     if isinstance(found, str) and linears:
-        warnings.warn(f"No compiled sparse kernel: {found}. torch.sparse takes its place, and gains less.", stacklevel=2)
+        warnings.warn(f"no compiled sparse kernel: {found}; torch.sparse takes its place and gains less", stacklevel=2)
     chosen = []
     for module in linears.values():
         rows, columns = _matrix(module).shape
         limit = calibration.limit(make, rows, columns, tokens) if dense_above is None else dense_above
-        if int(module.weight.count_nonzero()) <= limit * rows * columns:
+        if int(_matrix(module).count_nonzero()) <= limit * rows * columns:
             chosen.append(module)
     # deepcopy takes what its memo holds for a module instead of copying it: wherever the module is referred to, and
     # without a second copy of the dense weights.
     memo: dict[int, object] = {}
     for module, (activation, name) in _followed_by(model, chosen).items():
         memo[id(activation)] = nn.Identity()
-        memo[id(module)] = make(_matrix(module), module.bias, name)
+        memo[id(module)] = _made(make, module, name)
     for module in chosen:
-        memo.setdefault(id(module), make(_matrix(module), module.bias))
+        if id(module) not in memo:
+            memo[id(module)] = _made(make, module, "none")
     fast = copy.deepcopy(model, memo)
     for module in fast.modules():
         if isinstance(module, nn.TransformerEncoderLayer):
@@ -76,8 +77,13 @@ def _is_plain_linear(module: nn.Module) -> bool:
 
 def _matrix(module: nn.Module) -> Tensor:
     """The weights as [rows, columns]."""
-    weight: Tensor = module.weight
+    weight = module.get_parameter("weight")
     return weight if isinstance(module, nn.Linear) else weight.t()
+
+
+def _made(make: type[SparseLinear] | type[CsrLinear], module: nn.Module, activation: str) -> nn.Module:
+    bias = module.get_parameter("bias") if getattr(module, "bias", None) is not None else None
+    return make(_matrix(module), bias, activation)
 
 
 # --- activations that become part of the layer before them -----------------------------------------------------------
