@@ -62,8 +62,8 @@ def _(
 def _check(layer: nn.Module, x: Tensor, columns: int) -> None:
     if layer.training or (x.requires_grad and torch.is_grad_enabled()):
         raise ValueError(
-            "a sparse layer is for inference and was asked to train; call .eval() on the model and use torch.no_grad(); "
-            "or train the dense model, and sparsify it again"
+            "a sparse layer is for inference and was asked to train; call .eval() and use torch.no_grad(), "
+            "or train the dense one"
         )
     if x.dtype != torch.float32 or x.device.type != "cpu" or x.shape[-1] != columns:
         raise ValueError(
