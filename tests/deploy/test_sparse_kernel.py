@@ -170,7 +170,10 @@ def test_activations_to_the_last_digits(level: int, activation: str) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    rows=st.integers(0, 150), columns=st.integers(0, 600), density=st.floats(0, 1), width=st.sampled_from([None, 7, 256])
+    rows=st.integers(0, 150),
+    columns=st.integers(0, 600),
+    density=st.floats(0, 1),
+    width=st.sampled_from([None, 7, 256]),
 )
 def test_packing_loses_nothing(rows: int, columns: int, density: float, width: int | None) -> None:
     weight, _, _ = draw(rows, columns, 0, density)
@@ -232,7 +235,7 @@ def test_sanitizers_find_nothing(tmp_path: Path) -> None:
         "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "pytest", "-m", "not slow", "-p", "no:cacheprovider", __file__]
+    command = [sys.executable, "-m", "pytest", "-s", "-m", "not slow", "-p", "no:cacheprovider", __file__]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert " passed" in done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -105,4 +106,5 @@ def _write(path: Path, known: dict[str, float]) -> None:
         made.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
         made.replace(path)
     except OSError:
-        made.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            made.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -112,32 +113,59 @@ class SparseLinear(nn.Module):
         return sparse_linear(x, *parts, self.bias, *sizes, self.activation)
 
     def extra_repr(self) -> str:
-        kept = self.values.numel() / max(1, self.in_features * self.out_features)
-        return f"{self.in_features}, {self.out_features}, kept={kept:.3f}, activation={self.activation}"
+        return _shown(self)
 
 
 class CsrLinear(nn.Module):
     """The same by `torch.sparse`, where there is no compiled kernel."""
 
-    weight: Tensor
+    starts: Tensor
+    columns: Tensor
+    values: Tensor
     bias: Tensor | None
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-            self.register_buffer("weight", weight.detach().float().to_sparse_csr())
+        _hear_the_warning()
+        matrix = weight.detach().float().to_sparse_csr()
+        # Plain tensors, because a sparse one cannot be copied with its module.
+        self.register_buffer("starts", matrix.crow_indices())
+        self.register_buffer("columns", matrix.col_indices())
+        self.register_buffer("values", matrix.values())
         self.register_buffer("bias", None if bias is None else bias.detach().float().clone())
         self.activation = activation
         self.eval()
 
+    def _matrix(self) -> Tensor:
+        _hear_the_warning()
+        size = (self.out_features, self.in_features)
+        return torch.sparse_csr_tensor(self.starts, self.columns, self.values, size, check_invariants=False)
+
+    @property
+    def weight(self) -> Tensor:
+        """W, dense again: a new tensor at every call."""
+        return self._matrix().to_dense()
+
     def forward(self, x: Tensor) -> Tensor:
         _check(self, x, self.in_features)
-        out = (self.weight @ x.reshape(-1, self.in_features).t()).t()
+        out = torch.mm(self._matrix(), x.reshape(-1, self.in_features).t()).t()
         if self.bias is not None:
             out = out + self.bias
         return ACTIVATE[self.activation](out).reshape(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}, activation={self.activation}"
+        return _shown(self)
+
+
+@functools.cache
+def _hear_the_warning() -> None:
+    """PyTorch says once a process that CSR tensors are in beta."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.eye(1).to_sparse_csr()
+
+
+def _shown(layer: SparseLinear | CsrLinear) -> str:
+    kept = layer.values.numel() / max(1, layer.in_features * layer.out_features)
+    return f"{layer.in_features}, {layer.out_features}, kept={kept:.3f}, activation={layer.activation}"

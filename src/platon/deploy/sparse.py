@@ -50,8 +50,8 @@ def sparsify(model: nn.Module, *, tokens: int = 128, dense_above: float | None =
     chosen = []
     for module in linears.values():
         rows, columns = _matrix(module).shape
-        limit = calibration.limit(make, rows, columns, tokens) if dense_above is None else dense_above
-        if int(_matrix(module).count_nonzero()) <= limit * rows * columns:
+        limit = dense_above if dense_above is not None else calibration.limit(make, rows, columns, tokens)
+        if (limit or dense_above is not None) and int(_matrix(module).count_nonzero()) <= limit * rows * columns:
             chosen.append(module)
     # deepcopy takes what its memo holds for a module instead of copying it: wherever the module is referred to, and
     # without a second copy of the dense weights.
