@@ -5,7 +5,7 @@
     python benchmarks/sparse.py --parts minilm       an encoder of MiniLM's size (bert: of BERT-base's) against dense
                                                      eager PyTorch, torch.compile and ONNX Runtime
 
-All that is compared is timed in one run, its rounds interleaved, so that a noisy machine disturbs all of it alike; a time
+All that is compared is timed in one run, its rounds interleaved, so that a noisy machine disturbs it all alike. A time
 is the best of its rounds, because noise only adds. Weights are random, since time does not depend on their values.
 Encoders keep 10 % of the weights in their blocks, spread as a global ranking spreads them: unevenly over matrices, and
 over the rows and columns of a matrix.
@@ -15,6 +15,7 @@ Prints one JSON object a measurement and, last, the bars that the project sets i
 import argparse
 import functools
 import json
+import logging
 import tempfile
 import time
 import warnings
@@ -42,14 +43,14 @@ Found = dict[str, object]
 
 
 def interleaved(calls: dict[str, Callable[[], object]], rounds: int, pause: float = 0.0) -> dict[str, float]:
-    """The best seconds of each call."""
+    """The best seconds of each call, timed when it has just run: caches and threads are its own by then."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
-        call()
         call()
     for _ in range(rounds):
         for name, call in calls.items():
             time.sleep(pause)
+            call()
             start = time.perf_counter()
             call()
             times[name].append(time.perf_counter() - start)
@@ -155,7 +156,9 @@ def onnx_session(model: BertModel, ids: Tensor, folder: Path) -> Callable[[], ob
     path = folder / f"{ids.shape[0]}x{ids.shape[1]}.onnx"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        logging.disable()  # the exporter's, about operators of packages that are not installed
         torch.onnx.export(model, (ids,), path, input_names=["ids"], dynamo=True, verbose=False)
+        logging.disable(logging.NOTSET)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3
