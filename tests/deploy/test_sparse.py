@@ -27,7 +27,7 @@ from transformers import (
 
 import platon
 from platon.deploy import calibration, kernel
-from platon.deploy.layer import CsrLinear, SparseLinear, sparse_linear
+from platon.deploy.layer import CsrLinear, SparseLinear, csr_linear, sparse_linear
 from platon.deploy.packing import pack
 
 SMALL = {"vocab_size": 99, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -358,7 +358,7 @@ needs_kernel = pytest.mark.skipif(isinstance(kernel.find(), str), reason=f"no ke
 
 
 @pytest.fixture
-def sparse() -> Iterator[nn.Module]:
+def sparse(engine: type[nn.Module]) -> Iterator[nn.Module]:
     torch.manual_seed(0)
     yield platon.sparsify(prune(nn.Sequential(Odd(nn.GELU(), "plain"), nn.Linear(48, 4))), dense_above=1.0)
     torch._dynamo.reset()
@@ -372,7 +372,13 @@ def test_the_op_keeps_the_rules_of_ops() -> None:
         torch.library.opcheck(sparse_linear, (x, *arguments))
 
 
-@needs_kernel
+def test_the_op_of_the_fallback_keeps_them_too() -> None:
+    layer = CsrLinear(prune(nn.Linear(48, 70)).weight)
+    for bias in (None, torch.randn(70)):
+        held = (layer.starts, layer.columns, layer.values, bias, 70, "none")
+        torch.library.opcheck(csr_linear, (torch.randn(2, 3, 48), *held))
+
+
 def test_compile_sees_through(sparse: nn.Module) -> None:
     compiled = torch.compile(sparse, fullgraph=True, backend="aot_eager", dynamic=True)
     with torch.no_grad():
@@ -381,17 +387,24 @@ def test_compile_sees_through(sparse: nn.Module) -> None:
             torch.testing.assert_close(compiled(x), sparse(x), rtol=0, atol=0)
 
 
-@needs_kernel
-def test_export_sees_through(sparse: nn.Module) -> None:
+def test_export_sees_through(sparse: nn.Module, engine: type[nn.Module]) -> None:
     tokens = torch.export.Dim("tokens", min=1, max=512)
     program = torch.export.export(sparse, (torch.randn(4, 48),), dynamic_shapes=({0: tokens},))
     targets = [str(node.target) for node in program.graph.nodes]
-    assert targets.count("platon.sparse_linear.default") == 3
+    assert targets.count(f"platon.{'sparse' if engine is SparseLinear else 'csr'}_linear.default") == 3
     x = torch.randn(130, 48)
     torch.testing.assert_close(program.module()(x), sparse(x), rtol=0, atol=0)
 
 
-@needs_kernel
+def test_a_program_that_needs_the_kernel_says_so(sparse: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exported or copied to a machine without it."""
+    if isinstance(sparse[1], CsrLinear):
+        pytest.skip("needs none")
+    monkeypatch.setattr(kernel, "find", lambda: "there is no C compiler")
+    with pytest.raises(ValueError, match="this model needs the compiled kernel, and there is no C compiler; call"):
+        sparse(torch.randn(3, 48))
+
+
 def test_state_and_copies(sparse: nn.Module) -> None:
     x = torch.randn(3, 48)
     twin = copy.deepcopy(sparse)

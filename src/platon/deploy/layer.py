@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -56,6 +56,36 @@ def _(
     rows: int,
     width: int,
     activation: str,
+) -> Tensor:
+    return x.new_empty(*x.shape[:-1], rows)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """PyTorch says once a process that CSR tensors are in beta."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        yield
+
+
+def _csr(starts: Tensor, columns: Tensor, values: Tensor, rows: int, columns_in: int) -> Tensor:
+    with _quiet():
+        return torch.sparse_csr_tensor(starts, columns, values, (rows, columns_in), check_invariants=False)
+
+
+@torch.library.custom_op("platon::csr_linear", mutates_args=())
+def csr_linear(
+    x: Tensor, starts: Tensor, columns: Tensor, values: Tensor, bias: Tensor | None, rows: int, activation: str
+) -> Tensor:
+    """activation(x Wᵀ + bias) by `torch.sparse`."""
+    out = torch.mm(_csr(starts, columns, values, rows, x.shape[-1]), x.reshape(-1, x.shape[-1]).t()).t()
+    out = out.contiguous() if bias is None else out + bias
+    return ACTIVATE[activation](out).reshape(*x.shape[:-1], rows).contiguous()
+
+
+@csr_linear.register_fake
+def _(
+    x: Tensor, starts: Tensor, columns: Tensor, values: Tensor, bias: Tensor | None, rows: int, activation: str
 ) -> Tensor:
     return x.new_empty(*x.shape[:-1], rows)
 
@@ -127,43 +157,27 @@ class CsrLinear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        _hear_the_warning()
-        matrix = weight.detach().float().to_sparse_csr()
-        # Plain tensors, because a sparse one cannot be copied with its module.
-        self.register_buffer("starts", matrix.crow_indices())
-        self.register_buffer("columns", matrix.col_indices())
-        self.register_buffer("values", matrix.values())
+        with _quiet():
+            matrix = weight.detach().float().to_sparse_csr()
+        # Plain tensors that are no views of a sparse one, which could be neither copied nor traced with its module.
+        self.register_buffer("starts", matrix.crow_indices().clone())
+        self.register_buffer("columns", matrix.col_indices().clone())
+        self.register_buffer("values", matrix.values().clone())
         self.register_buffer("bias", None if bias is None else bias.detach().float().clone())
         self.activation = activation
         self.eval()
 
-    def _matrix(self) -> Tensor:
-        _hear_the_warning()
-        size = (self.out_features, self.in_features)
-        return torch.sparse_csr_tensor(self.starts, self.columns, self.values, size, check_invariants=False)
-
     @property
     def weight(self) -> Tensor:
         """W, dense again: a new tensor at every call."""
-        return self._matrix().to_dense()
+        return _csr(self.starts, self.columns, self.values, self.out_features, self.in_features).to_dense()
 
     def forward(self, x: Tensor) -> Tensor:
         _check(self, x, self.in_features)
-        out = torch.mm(self._matrix(), x.reshape(-1, self.in_features).t()).t()
-        if self.bias is not None:
-            out = out + self.bias
-        return ACTIVATE[self.activation](out).reshape(*x.shape[:-1], self.out_features)
+        return csr_linear(x, self.starts, self.columns, self.values, self.bias, self.out_features, self.activation)
 
     def extra_repr(self) -> str:
         return _shown(self)
-
-
-@functools.cache
-def _hear_the_warning() -> None:
-    """PyTorch says once a process that CSR tensors are in beta."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.eye(1).to_sparse_csr()
 
 
 def _shown(layer: SparseLinear | CsrLinear) -> str:
