@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from transformers import (
     AlbertConfig,
@@ -24,6 +25,7 @@ from transformers import (
     T5EncoderModel,
     ViTForImageClassification,
 )
+from transformers.pytorch_utils import Conv1D
 
 import platon
 from platon.deploy import calibration, kernel
@@ -333,6 +335,20 @@ def test_a_model_cast_to_half_precision_is_refused(fast: nn.Module) -> None:
         fast.half()(torch.randn(2, 48).half())
 
 
+class Gathered(Conv1D):
+    """Is a Conv1D, and more than one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flip(-1))
+
+
+def test_subclasses_stay(engine: type[nn.Module]) -> None:
+    model = nn.Sequential(Gathered(96, 48), Conv1D(5, 96)).eval()
+    fast = platon.sparsify(model, dense_above=1.0)
+    assert list(sparse_layers(fast)) == ["1"]
+    torch.testing.assert_close(numbers(fast), numbers(model).detach(), rtol=1e-4, atol=1e-6)
+
+
 def test_hooked_and_parametrized_layers_stay(engine: type[nn.Module]) -> None:
     model = prune(mlp())
     seen = []
@@ -394,6 +410,15 @@ def test_export_sees_through(sparse: nn.Module, engine: type[nn.Module]) -> None
     assert targets.count(f"platon.{'sparse' if engine is SparseLinear else 'csr'}_linear.default") == 3
     x = torch.randn(130, 48)
     torch.testing.assert_close(program.module()(x), sparse(x), rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace", "ignore::torch.jit.TracerWarning")
+def test_whoever_records_sees_an_operator(sparse: nn.Module) -> None:
+    """And not the numbers that went by while recording."""
+    x, other = torch.randn(3, 48), torch.randn(3, 48)
+    with torch.no_grad():
+        for recorded in (make_fx(sparse)(x), torch.jit.trace(sparse, x, check_trace=False)):
+            torch.testing.assert_close(recorded(other), sparse(other), rtol=0, atol=0)
 
 
 def test_a_program_that_needs_the_kernel_says_so(sparse: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:

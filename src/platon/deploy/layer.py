@@ -103,6 +103,14 @@ def _check(layer: nn.Module, x: Tensor, columns: int) -> None:
         )
 
 
+def _watched() -> bool:
+    """Whether somebody records what is computed (compile, export, trace, make_fx), and has to see an operator."""
+    if torch.compiler.is_compiling():
+        return True
+    modes: int = torch._C._len_torch_dispatch_stack()
+    return modes > 0 or torch.jit.is_tracing()
+
+
 class SparseLinear(nn.Module):
     """activation(x Wᵀ + bias) by the compiled kernel; the zeros of W are neither stored nor multiplied."""
 
@@ -135,7 +143,7 @@ class SparseLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         _check(self, x, self.in_features)
-        if type(x) is Tensor and not torch.compiler.is_compiling():
+        if type(x) is Tensor and not _watched():
             # Past the dispatcher, which takes longer than a small layer.
             return _product(x, self.packed, self._buffers["bias"], self.activation)
         sizes = (self.out_features, self.width)

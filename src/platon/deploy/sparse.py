@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from platon.deploy import calibration, kernel
 from platon.deploy.layer import ACTIVATE, CsrLinear, SparseLinear
-from platon.engine.topology import _is_conv1d
+from platon.engine.topology import is_conv1d
 
 _PROBE = torch.linspace(-8, 8, 257)
 
@@ -72,7 +72,8 @@ def sparsify(model: nn.Module, *, tokens: int = 128, dense_above: float | None =
 def _is_plain_linear(module: nn.Module) -> bool:
     """A linear that is called as one: its subclasses may be anything, and hooks want the module that they are on."""
     hooked = module._forward_hooks or module._forward_pre_hooks
-    return (type(module) is nn.Linear or _is_conv1d(module)) and not hooked
+    plain = type(module) is nn.Linear or (type(module).__name__ == "Conv1D" and is_conv1d(module))
+    return plain and not hooked
 
 
 def _matrix(module: nn.Module) -> Tensor:
