@@ -1,7 +1,7 @@
 /* A sparse matrix times dense tokens, float32: out = activation(x Wᵀ + bias), x [tokens, columns], out [tokens, rows].
 
    The matrix lies in blocks of ROW_BLOCK rows, and each of those in parts of `width` <= 256 columns, so that the part of
-   a tile that is being read and the sums that are being written share the first cache. Inside a part: row by row, the
+   a tile that is being read and the sums that are being written stay near the first cache. Inside a part: row by row, the
    rows with most non-zeros first, so that the processor guesses where a row ends; the non-zeros of a row by column. A
    non-zero is a float and a byte (its column in the part); a row of a part is a number: how many, and which row.
 
