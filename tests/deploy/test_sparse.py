@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -465,6 +466,11 @@ def find_in_a_process(**environment: str) -> str:
     script = (
         "from platon.deploy import kernel\nfound = kernel.find()\nprint(found if isinstance(found, str) else 'found')"
     )
+    return in_a_process(script, **environment)
+
+
+def in_a_process(script: str, **environment: str) -> str:
+    """What it prints."""
     source = str(Path(platon.__file__).parents[1])
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -474,6 +480,24 @@ def find_in_a_process(**environment: str) -> str:
         check=True,
     )
     return done.stdout.strip()
+
+
+@needs_kernel
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted where Linux lists them")
+def test_the_threads_are_those_that_pytorch_has() -> None:
+    """No second pool: after a dense product on two threads a sparse one starts none, and two is what it is given."""
+    script = (
+        "import os, torch\n"
+        "from platon.deploy.layer import SparseLinear\n"
+        "torch.set_num_threads(2)\n"
+        "x, dense = torch.randn(256, 512), torch.nn.Linear(512, 1024).requires_grad_(False)\n"
+        "sparse = SparseLinear(dense.weight)\n"
+        "x @ x.t(), dense(x), (x.repeat(64, 1) * 2).sum()\n"
+        "before = len(os.listdir('/proc/self/task'))\n"
+        "sparse(x)\n"
+        "print(len(os.listdir('/proc/self/task')) - before)\n"
+    )
+    assert in_a_process(script, PATH=os.environ["PATH"]) == "0"
 
 
 def test_a_machine_without_a_compiler_or_with_a_broken_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

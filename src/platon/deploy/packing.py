@@ -67,7 +67,7 @@ def unpack(packed: Packed) -> Tensor:
 
 
 def part_width(columns: int, density: float) -> int:
-    """How many columns make a part: few, for the caches; enough for a dozen non-zeros a row, whose sums cost as well."""
+    """How many columns make a part: few, for the caches; enough for a dozen non-zeros a row, whose sums cost too."""
     wanted = 192 if density > 0.07 else WIDEST
     parts = max(1, -(-columns // wanted))
     return max(1, -(-columns // parts))

@@ -1,9 +1,9 @@
 /* A sparse matrix times dense tokens, float32: out = activation(x Wᵀ + bias), x [tokens, columns], out [tokens, rows].
 
-   The matrix lies in blocks of ROW_BLOCK rows, and each of those in parts of `width` <= 256 columns, so that the part of
-   a tile that is being read and the sums that are being written stay near the first cache. Inside a part: row by row, the
-   rows with most non-zeros first, so that the processor guesses where a row ends; the non-zeros of a row by column. A
-   non-zero is a float and a byte (its column in the part); a row of a part is a number: how many, and which row.
+   The matrix lies in blocks of ROW_BLOCK rows, and each of those in parts of `width` <= 256 columns, so that the part
+   of a tile that is being read and the sums that are being written stay near the first cache. Inside a part: row by
+   row, the rows with most non-zeros first, so that the processor guesses where a row ends; the non-zeros of a row by
+   column. A non-zero is a float and a byte (its column in the part); a row of a part is a number: how many, and which.
 
    No headers but C's own: one build serves every version of PyTorch. Threads are those of the caller's OpenMP runtime,
    whose `GOMP_parallel` is handed in, so that no second pool competes for the cores. */
@@ -71,8 +71,8 @@ struct job {
 #define NAME(x) PASTE(x, avx2)
 #include "sparse_tile.h"
 
-/* With 32 registers of 16 floats four of them hold the same 64 tokens. The macro lets a machine without AVX-512 run this
-   variant, lowered to what it has. */
+/* Four vectors of 16 floats hold the same 64 tokens. The macro lets a machine without AVX-512 run this variant, lowered
+   to what it has. */
 #ifndef WIDEST
 #define WIDEST "avx512f,avx512vl,avx2,fma"
 #endif
@@ -136,8 +136,8 @@ static int64_t block_at(const struct matrix *m, int64_t wanted) {
     return low;
 }
 
-/* A point of the work, 0 to job->work, as tile and block of rows. A narrow last tile costs less than a full one, but more
-   than its share, because every weight is read for it all the same. */
+/* A point of the work, 0 to job->work, as tile and block of rows. A narrow last tile costs less than a full one, but
+   more than its share, because every weight is read for it all the same. */
 static void point(const struct job *job, int64_t at, int64_t *tile, int64_t *block) {
     int64_t full = job->tokens / widest(job->level), total = cost(&job->matrix, job->matrix.blocks);
     *tile = at / job->tile_cost < full ? at / job->tile_cost : full;
@@ -163,7 +163,7 @@ static void run_piece(const struct job *job, int64_t piece, int64_t *held, float
     }
 }
 
-/* What every thread runs: its own share, then what is left of the others'. Fewer threads than asked for do it all, too. */
+/* What every thread runs: its own share, then what is left of the others'. Fewer threads than asked for do it all. */
 static void work(void *data) {
     struct job *job = data;
     int self = atomic_fetch_add(&job->arrived, 1);

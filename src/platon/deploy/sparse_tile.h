@@ -181,7 +181,8 @@ TARGET static void NAME(read_tile)(const struct job *job, int64_t token, int64_t
 }
 
 /* The sums of one block of rows, token by token again. */
-TARGET static void NAME(write_tile)(const struct job *job, int64_t token, int64_t wide, int64_t block, const float *sums) {
+TARGET static void NAME(write_tile)(const struct job *job, int64_t token, int64_t wide, int64_t block,
+                                    const float *sums) {
     int64_t tokens = job->tokens - token < wide ? job->tokens - token : wide;
     int64_t first = block * ROW_BLOCK, left = job->matrix.rows - first, rows = left < ROW_BLOCK ? left : ROW_BLOCK;
     float *out = job->out + token * job->out_stride + first;
