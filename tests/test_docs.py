@@ -133,6 +133,7 @@ IN_PLACE: dict[str, Callable[[Path], None]] = {
     "add-a-method": lambda place: None,
     "run-a-sweep": lambda place: None,
     "reproduce-a-row-of-the-paper": paper_row,
+    "sparse": lambda place: None,
 }
 
 
@@ -171,9 +172,11 @@ def run(command: str, place: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument")  # Trainer's default, where there is no GPU
+@pytest.mark.filterwarnings("ignore:no compiled sparse kernel")  # where there is no compiler
 @pytest.mark.parametrize("page", HOW_TOS, ids=lambda page: page.stem)
 def test_every_snippet_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / ".cache")
     logging.disable_progress_bar()
     IN_PLACE[page.stem](tmp_path)

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from platon.deploy.sparse import sparsify
     from platon.engine.hold import Hold, hold
     from platon.engine.learned import HardConcrete, Movement, SoftMovement
     from platon.engine.pruner import Pruner
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "platon.deploy.sparse": ("sparsify",),
     "platon.engine.hold": ("Hold", "hold"),
     "platon.engine.learned": ("HardConcrete", "Movement", "SoftMovement"),
     "platon.engine.pruner": ("Pruner",),
@@ -51,6 +53,7 @@ __all__ = [
     "heads",
     "hold",
     "neurons",
+    "sparsify",
     "weights",
 ]
 

@@ -1,0 +1,146 @@
+"""Turns a pruned model into one that skips its zeros: the linear layers that gain by it become sparse."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from platon.deploy import calibration, kernel
+from platon.deploy.layer import ACTIVATE, CsrLinear, SparseLinear
+from platon.engine.topology import is_conv1d
+
+_PROBE = torch.linspace(-8, 8, 257)
+
+
+@torch.no_grad()
+def sparsify(model: nn.Module, *, tokens: int = 128, dense_above: float | None = None) -> nn.Module:
+    """A copy of the model for inference whose linear layers are sparse where that is faster on this machine.
+
+    The outputs are the model's, within float32 rounding; the model itself is left as it is. A layer becomes sparse if
+    its share of non-zeros is at most what `calibration.limit` measured for its shape at `tokens` tokens a call and
+    PyTorch's current number of threads, or, without measuring, at most `dense_above`. Where a GELU or ReLU follows such
+    a layer it becomes part of it.
+
+    Without the compiled kernel the sparse layers are `torch.sparse` CSR, and a warning says so.
+    """
+    if tokens < 1:
+        raise ValueError(f"tokens must be at least 1, got {tokens}; it is about how many tokens a call has")
+    if dense_above is not None and not 0 <= dense_above <= 1:
+        raise ValueError(f"dense_above must be in [0, 1], got {dense_above}; write 0.3 for 30 % non-zeros")
+    linears = {name: module for name, module in model.named_modules() if _is_plain_linear(module)}
+    sparse_already = any(isinstance(module, SparseLinear | CsrLinear) for module in model.modules())
+    if not linears and not sparse_already:
+        raise ValueError(f"{type(model).__name__} has no linear layers (nn.Linear, Conv1D), so none can become sparse")
+    for name, module in linears.items():
+        weight = module.get_parameter("weight")
+        if weight.dtype != torch.float32 or weight.device.type != "cpu":
+            raise ValueError(
+                f"'{name}.weight' is {weight.dtype} on {weight.device}, the sparse kernel computes in float32 on the "
+                "CPU; call model.float().cpu() first"
+            )
+    found = kernel.find()
+    make = CsrLinear if isinstance(found, str) else SparseLinear
+    if isinstance(found, str) and linears:
+        warnings.warn(f"no compiled sparse kernel: {found}; torch.sparse takes its place and gains less", stacklevel=2)
+    chosen = []
+    for module in linears.values():
+        rows, columns = _matrix(module).shape
+        limit = dense_above if dense_above is not None else calibration.limit(make, rows, columns, tokens)
+        if (limit or dense_above is not None) and int(_matrix(module).count_nonzero()) <= limit * rows * columns:
+            chosen.append(module)
+    # deepcopy takes what its memo holds for a module instead of copying it: wherever the module is referred to, and
+    # without a second copy of the dense weights.
+    memo: dict[int, object] = {}
+    for module, (activation, name) in _followed_by(model, chosen).items():
+        memo[id(activation)] = nn.Identity()
+        memo[id(module)] = _made(make, module, name)
+    for module in chosen:
+        if id(module) not in memo:
+            memo[id(module)] = _made(make, module, "none")
+    fast = copy.deepcopy(model, memo)
+    for module in fast.modules():
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0  # its own fast path reads the weights of layers that may be sparse now
+    return fast.eval().requires_grad_(False)
+
+
+def _is_plain_linear(module: nn.Module) -> bool:
+    """A linear that is called as one: its subclasses may be anything, and hooks want the module that they are on."""
+    hooked = module._forward_hooks or module._forward_pre_hooks
+    plain = type(module) is nn.Linear or (type(module).__name__ == "Conv1D" and is_conv1d(module))
+    return plain and not hooked
+
+
+def _matrix(module: nn.Module) -> Tensor:
+    """The weights as [rows, columns]."""
+    weight = module.get_parameter("weight")
+    return weight if isinstance(module, nn.Linear) else weight.t()
+
+
+def _made(make: type[SparseLinear] | type[CsrLinear], module: nn.Module, activation: str) -> nn.Module:
+    bias = module.get_parameter("bias") if getattr(module, "bias", None) is not None else None
+    return make(_matrix(module), bias, activation)
+
+
+# --- activations that become part of the layer before them -----------------------------------------------------------
+
+
+def _followed_by(model: nn.Module, chosen: list[nn.Module]) -> dict[nn.Module, tuple[nn.Module, str]]:
+    """For each layer that is followed by an activation which the kernel knows, and by nothing else: that activation.
+
+    Found by structure and shown by a trial: a part of the model that holds one activation and one or two linear layers
+    computes act(first(x)), or second(act(first(x))), on random tokens. No names of architectures.
+    """
+    uses = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
+    wanted = {id(module) for module in chosen}
+    found: dict[nn.Module, tuple[nn.Module, str]] = {}
+    for part in model.modules():
+        children = [child for child in part.children() if not isinstance(child, nn.Dropout | nn.Identity)]
+        linears = [child for child in children if _is_plain_linear(child)]
+        others = [child for child in children if not _is_plain_linear(child)]
+        if len(others) != 1 or len(linears) not in (1, 2) or id(linears[0]) not in wanted:
+            continue
+        first, activation = linears[0], others[0]
+        name = _activation_name(activation)
+        if name and uses[id(first)] == uses[id(activation)] == 1 and _computes(part, linears, activation):
+            found[first] = (activation, name)
+    return found
+
+
+def _activation_name(module: nn.Module) -> str | None:
+    """Known by what it does to numbers."""
+    if next(iter(_tensors(module)), None) is not None:
+        return None
+    try:
+        out = module(_PROBE.clone())
+    except Exception:  # a module of another kind wants another input
+        return None
+    if not isinstance(out, Tensor) or out.shape != _PROBE.shape:
+        return None
+    known = (name for name in ("gelu", "gelu_tanh", "relu") if torch.allclose(out, ACTIVATE[name](_PROBE), 1e-5, 1e-6))
+    return next(known, None)
+
+
+def _computes(part: nn.Module, linears: list[nn.Module], activation: nn.Module) -> bool:
+    """Whether the part is its first linear, the activation, and its second linear if it has one."""
+    shared: dict[int, object] = {id(tensor): tensor for tensor in _tensors(part)}
+    trial = copy.deepcopy(part, shared).eval()  # dropout off, and the model's own mode left alone
+    x = torch.randn(3, _matrix(linears[0]).shape[1], generator=torch.Generator().manual_seed(0))
+    try:
+        out = trial(x.clone())
+        expected = activation(linears[0](x))
+        if len(linears) == 2:
+            expected = linears[1](expected)
+    except Exception:  # it takes more than tokens, or its layers do not follow each other
+        return False
+    return isinstance(out, Tensor) and out.shape == expected.shape and torch.allclose(out, expected, 1e-5, 1e-6)
+
+
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
