@@ -1,8 +1,8 @@
 """The transformer blocks of a model, and the matrices in them that may be pruned.
 
-The only file that knows architectures. It knows them by structure, never by name: a block is an element of a container
-whose class repeats there, and which holds enough matrices to be attention and a feed-forward. Embeddings, patch
-merging, poolers and heads lie outside every block, so no list of names is needed to leave them out.
+The only file that knows architectures, family.py aside. It knows them by structure, never by name: a block is an
+element of a container whose class repeats there, and which holds enough matrices to be attention and a feed-forward.
+Embeddings, patch merging, poolers and heads lie outside every block, so no list of names is needed to leave them out.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def matrices(model: nn.Module) -> dict[str, nn.Parameter]:
     if found:
         return _trainable(model, [module for block in found.values() for module in block.modules()])
     # The last linear is most likely the head, whose few rows are the classes.
-    linears = [module for module in model.modules() if _weights(module)]
+    linears = [module for module in model.modules() if weights_of(module)]
     chosen = _trainable(model, linears[:-1])
     warnings.warn(
         f"{type(model).__name__} has no transformer blocks, so its prunable matrices are all linear weights "
@@ -51,7 +51,7 @@ def matrices(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def _trainable(model: nn.Module, inside: Iterable[nn.Module]) -> dict[str, nn.Parameter]:
     """The trainable matrices that the modules `inside` hold and no other module does."""
-    held = {id(module): _weights(module) for module in inside}
+    held = {id(module): weights_of(module) for module in inside}
     wanted = {id(weight) for weights in held.values() for weight in weights}
     # A matrix tied to an embedding or a head is theirs too, and pruning it would prune them. No bare model in
     # transformers ties so; a hand-written one may. The same module under a second name is no other module.
@@ -66,14 +66,14 @@ def _trainable(model: nn.Module, inside: Iterable[nn.Module]) -> dict[str, nn.Pa
     return {name: p for name, p in model.named_parameters() if id(p) in ours and p.requires_grad}
 
 
-def _weights(module: nn.Module) -> list[nn.Parameter]:
+def weights_of(module: nn.Module) -> list[nn.Parameter]:
     """The matrices that the module itself multiplies its input by; its children answer for themselves.
 
     A mixture's fused experts (three dimensions) are left out, and so are its routers where they are a class of their
     own, as in transformers. A gate that is a plain linear stays in: nothing but a name tells it from another
     projection, it is a vanishing share of the weights, and its scores decide as they do for the rest.
     """
-    if isinstance(module, nn.Linear) or _is_conv1d(module):
+    if isinstance(module, nn.Linear) or is_conv1d(module):
         names: tuple[str, ...] = ("weight",)
     elif isinstance(module, nn.MultiheadAttention):
         names = _PACKED_ATTENTION
@@ -83,9 +83,12 @@ def _weights(module: nn.Module) -> list[nn.Parameter]:
     return [own[name] for name in names if name in own and own[name].ndim == 2]
 
 
-def _is_conv1d(module: nn.Module) -> bool:
-    # GPT-2's transposed linear, known by looks because the engine does not import transformers; the ancestors count
-    # because FSDP puts a class of its own in front.
+def is_conv1d(module: nn.Module) -> bool:
+    """Whether it is GPT-2's linear, which stores the transpose.
+
+    Known by looks because the engine does not import transformers; the ancestors count because FSDP puts a class of
+    its own in front.
+    """
     return hasattr(module, "nf") and any(cls.__name__ == "Conv1D" for cls in type(module).__mro__)
 
 
@@ -128,6 +131,6 @@ def _looks_like_block(module: nn.Module) -> bool:
     (nanochat) or without parameters (OLMo); the two modules alone, those with all matrices in one (Mamba).
     """
     parts = list(module.modules())
-    count = len({id(weight) for part in parts for weight in _weights(part)})
-    groups = sum(1 for part in parts if sum(1 for child in part.children() if _weights(child)) > 1)
+    count = len({id(weight) for part in parts for weight in weights_of(part)})
+    groups = sum(1 for part in parts if sum(1 for child in part.children() if weights_of(child)) > 1)
     return count >= _SMALLEST_BLOCK and (groups > 1 or any(_is_norm(part) for part in parts))
