@@ -7,6 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from platon.deploy.compact import compact
+    from platon.deploy.storage import load, save
     from platon.engine.hold import Hold, hold
     from platon.engine.pruner import Pruner
     from platon.engine.schedule import Constant, Cubic, Schedule
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "platon.deploy.compact": ("compact",),
+    "platon.deploy.storage": ("load", "save"),
     "platon.engine.hold": ("Hold", "hold"),
     "platon.engine.pruner": ("Pruner",),
     "platon.engine.schedule": ("Constant", "Cubic", "Schedule"),
@@ -38,7 +42,10 @@ __all__ = [
     "Score",
     "Units",
     "__version__",
+    "compact",
     "hold",
+    "load",
+    "save",
     "weights",
 ]
 

@@ -1,0 +1,1 @@
+"""Makes the pruned model small and fast."""
