@@ -23,7 +23,7 @@ class Gathered(nn.Linear):
     columns: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.index_select(-1, self.columns))
+        return super().forward(_picked(x, self.columns))
 
 
 class GatheredConv1D(Conv1D):
@@ -32,8 +32,13 @@ class GatheredConv1D(Conv1D):
     columns: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = super().forward(x.index_select(-1, self.columns))
+        out: Tensor = super().forward(_picked(x, self.columns))
         return out
+
+
+def _picked(x: Tensor, columns: Tensor) -> Tensor:
+    # As a matrix, because torch gathers columns of a matrix several times faster than the last of three dimensions.
+    return x.reshape(-1, x.shape[-1]).index_select(1, columns).view(*x.shape[:-1], -1)
 
 
 def outputs(linear: Any) -> int:
