@@ -34,12 +34,13 @@ check: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/full_size.py
+	$(BIN)/python benchmarks/compact.py
 
 # torch comes first and by itself, so that no other package decides which build is taken.
 $(READY): constraints.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lab,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lab,export,dev]'
 	touch $@
 
 clean:

@@ -8,7 +8,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -51,7 +51,14 @@ class Say:
     progress: bool = False
 
 
-def prune(sourced: Sourced, folder: Path, resume: bool = False, say: Say | None = None) -> dict[str, Any]:
+#: cuts a model to what a structured run left of it: the model, inputs to check it on, the folder to save it in and the
+#: processor to save beside it -> what the record says of it
+Shrink = Callable[[Any, dict[str, Any], Path, Any], dict[str, Any]]
+
+
+def prune(
+    sourced: Sourced, folder: Path, resume: bool = False, say: Say | None = None, shrink: Shrink | None = None
+) -> dict[str, Any]:
     """Run to the end, with the dense twin where the settings ask for it; returns the record."""
     say = say or Say()
     settings = sourced.settings
@@ -61,7 +68,7 @@ def prune(sourced: Sourced, folder: Path, resume: bool = False, say: Say | None 
     _checked(METHODS[settings.method].build, asdict(settings))  # before the twin is trained, not after
     with claimed(folder, sourced, resume):
         if settings.method == "dense" or settings.dense == "none":
-            return _run(sourced, folder, say)
+            return _run(sourced, folder, say, shrink)
         dense = folder / "dense"
         twin = replace(sourced, settings=replace(settings, method="dense", dense="none"))
         say.line(f"training the dense twin in {dense}")
@@ -72,11 +79,16 @@ def prune(sourced: Sourced, folder: Path, resume: bool = False, say: Say | None 
                 raise Interrupted(stopped.number, folder) from None
         say.line(f"pruning to {settings.keep:.0%} while fine-tuning")
         start = str(dense / "model") if settings.dense == "first" else None
-        return _run(sourced, folder, say, start=start, dense=before)
+        return _run(sourced, folder, say, shrink, start=start, dense=before)
 
 
 def _run(
-    sourced: Sourced, folder: Path, say: Say, start: str | None = None, dense: dict[str, Any] | None = None
+    sourced: Sourced,
+    folder: Path,
+    say: Say,
+    shrink: Shrink | None = None,
+    start: str | None = None,
+    dense: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     if (folder / RECORD).exists():
         say.line(f"{folder} is finished")
@@ -125,7 +137,7 @@ def _run(
             trainer.train(resume_from_checkpoint=None if last is None else str(last))
         if watch.stop_signal is not None and trainer.state.global_step < steps.total:
             raise Interrupted(watch.stop_signal, folder)
-        return _finish(sourced, folder, steps, prepared, trainer, sealed, watch, dense)
+        return _finish(sourced, folder, steps, prepared, trainer, sealed, watch, shrink, dense)
 
 
 def _request(settings: Settings, start: str | None) -> Request:
@@ -209,9 +221,10 @@ def _finish(
     trainer: LabTrainer,
     sealed: SealedCheckpoints,
     watch: Watch,
+    shrink: Shrink | None,
     dense: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """Take the best model, measure it, save it, and write the record last."""
+    """Take the best model, measure it, save it, cut it down if it was pruned in groups, and write the record last."""
     model: Any = trainer.model
     best = watch.best
     if best is not None:
@@ -224,6 +237,8 @@ def _finish(
     left = {name: int(matrix.count_nonzero()) for name, matrix in matrices.items()}
     prunable = sum(matrix.numel() for matrix in matrices.values())
     parameters = sum(p.numel() for p in model.parameters())
+    in_groups = sealed.pruner is not None and sourced.settings.units != "weights"
+    compact = _shrunk(shrink, model, prepared, folder) if shrink is not None and in_groups else None
     record = {
         "format": FORMAT,
         "task": sourced.settings.task,
@@ -241,6 +256,7 @@ def _finish(
         "parameters": {"all": parameters, "prunable": prunable, "left": parameters - prunable + sum(left.values())},
         "layers": {name: left[name] / matrix.numel() for name, matrix in matrices.items()},
         "bytes": sum(path.stat().st_size for path in (folder / "model").glob("*.safetensors")),
+        "compact": compact,
         "seconds": round(sealed.clock(), 1),
         "dense": None
         if dense is None
@@ -255,15 +271,34 @@ def _finish(
     return record
 
 
+def _shrunk(shrink: Shrink, model: Any, prepared: Prepared, folder: Path) -> dict[str, Any]:
+    """What the record says of the compact model, or why there is none: the run itself is complete without it."""
+    try:
+        return shrink(model, prepared.batch(), folder / "compact", prepared.processor)
+    except ValueError as error:
+        return {"error": str(error)}
+
+
 def evaluate_run(folder: Path, data: Path | None = None) -> tuple[dict[str, Any], dict[str, dict[str, float]]]:
     """Measure the model of a finished run again; returns the record and the new results."""
+    record, prepared, measure = reopen(folder, data)
+    return record, measure(prepared.build())
+
+
+def reopen(
+    folder: Path, data: Path | None = None
+) -> tuple[dict[str, Any], Prepared, Callable[[Any], dict[str, dict[str, float]]]]:
+    """The record of a finished run, its task again, and a function that measures a model on it."""
     record = read_record(folder)
     settings = Settings(**{name: said["value"] for name, said in record["settings"].items()})
     if data is not None:
         settings = replace(settings, data=str(data))
     prepared = tasks.find(settings.task).prepare(_request(settings, str(folder / "model")))
     steps = Plan(1, 0, 0, 0, 1, 1, 1)
-    with tempfile.TemporaryDirectory() as place:
-        arguments = _arguments(settings, steps, prepared, Path(place), progress=False)
-        trainer = LabTrainer(settings, steps, prepared, model=prepared.build(), args=arguments)
-        return record, trainer.measure()
+
+    def measure(model: Any) -> dict[str, dict[str, float]]:
+        with tempfile.TemporaryDirectory() as place:
+            arguments = _arguments(settings, steps, prepared, Path(place), progress=False)
+            return LabTrainer(settings, steps, prepared, model=model, args=arguments).measure()
+
+    return record, prepared, measure
