@@ -119,12 +119,10 @@ def _write(graph: _Graph, batch: Mapping[str, Tensor], path: Path) -> None:
     shapes = tuple(_dynamic(name, tensor) for name, tensor in zip(graph.names, tensors, strict=True))
     with _quiet():
         try:
-            torch.onnx.export(
+            program: Any = torch.onnx.export(
                 graph,
                 tensors,
-                str(path),
                 dynamo=True,
-                external_data=_bytes(graph) > _ONE_FILE,
                 verbose=False,
                 input_names=list(graph.names),
                 output_names=list(graph.outputs),
@@ -133,6 +131,9 @@ def _write(graph: _Graph, batch: Mapping[str, Tensor], path: Path) -> None:
         except Exception as error:  # the exporter wraps whatever went wrong
             said = " ".join(str(error).split())[:300]
             raise ValueError(f"torch cannot export {type(graph.model).__name__} to ONNX: {said}") from error
+    for node in program.model.graph.all_nodes():
+        node.metadata_props.clear()  # each holds the lines of Python that it came from: more than a small model weighs
+    program.save(str(path), external_data=_bytes(graph) > _ONE_FILE)
 
 
 def _bytes(graph: nn.Module) -> int:

@@ -20,8 +20,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+import transformers
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers.utils import logging as transformers_logging
 
 from platon.deploy import onnx, storage
 
@@ -139,11 +141,15 @@ def opened(folder: Path) -> nn.Module:
     """A saved model, whoever wrote it."""
     if (folder / storage.MANIFEST).exists():
         return storage.load(folder)
-    import transformers
-
     config = transformers.AutoConfig.from_pretrained(folder)
     kind = getattr(transformers, (config.architectures or [""])[0], transformers.AutoModel)
-    model: nn.Module = kind.from_pretrained(folder)
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        model: nn.Module = kind.from_pretrained(folder)
+    finally:
+        if bars:
+            transformers_logging.enable_progress_bar()
     return model
 
 

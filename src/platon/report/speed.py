@@ -73,7 +73,8 @@ def _cell(line: dict[str, Any]) -> str:
 
 
 def _machine(found: dict[str, Any]) -> str:
-    return f"{found['machine']['threads']} threads of {found['machine']['processor']}"
+    threads = found["machine"]["threads"]
+    return f"{threads} thread{'s' if threads > 1 else ''} of {found['machine']['processor']}"
 
 
 def _bars(found: dict[str, Any]) -> Figure:
