@@ -193,7 +193,7 @@ def _timings(
                 }
             seconds = _take_turns(calls, shaped(batch, rows, length), rounds)
         except Exception as error:  # an engine that gives up leaves the other engines' figures alone
-            return [{"error": _sentence(error, length)}]
+            return [{"error": _sentence(error, length, next(iter(models.values())))}]
     return [{"model": name, **_numbers(times, rows)} for name, times in seconds.items()]
 
 
@@ -223,9 +223,10 @@ def _numbers(seconds: Sequence[float], rows: int) -> dict[str, float]:
     return {name: round(value, 4) for name, value in numbers.items()}
 
 
-def _sentence(error: Exception, length: int | None) -> str:
-    if isinstance(error, IndexError) and length is not None:
-        return f"the model takes fewer than {length} tokens"
+def _sentence(error: Exception, length: int | None, model: Any) -> str:
+    most = getattr(model.config, "max_position_embeddings", None)
+    if length is not None and most is not None and length > most:
+        return f"the model takes at most {most} tokens, got {length}"
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import transformers
+from accelerate import init_empty_weights
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -81,9 +82,9 @@ def load(folder: str | Path) -> PreTrainedModel:
     tensors = _read_tensors(folder, manifest)
     skeleton = _skeleton(manifest, _read_config(folder, manifest))
     _check_names(manifest, skeleton, f"the {CONFIG} beside it")
+    _fill(skeleton, tensors, manifest["dtypes"])
     if _heads(skeleton) != manifest.get("heads"):  # the same matrices can be cut into fewer or more
         raise ValueError(f"{MANIFEST} does not fit the {CONFIG} beside it: the numbers of heads differ")
-    _fill(skeleton, tensors, manifest["dtypes"])
     if (folder / GENERATION).exists() and skeleton.can_generate():
         skeleton.generation_config = transformers.GenerationConfig.from_dict(_read_json(folder / GENERATION))
     return skeleton.eval()
@@ -230,9 +231,10 @@ def _skeleton(manifest: dict[str, Any], config: Any) -> PreTrainedModel:
     """The class built from its configuration and cut to the manifest's shapes; the weights are still any."""
     if manifest.get("attention") in ("eager", "sdpa"):  # others depend on the machine
         config._attn_implementation = manifest["attention"]
-    # What it draws for its new weights is nobody's business, since they are replaced.
-    with torch.random.fork_rng(devices=[]):
+    # Without memory for the weights, which are replaced; a full-size copy would be the peak of loading a small model.
+    with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
         model: PreTrainedModel = _class(manifest)(config)
+    model.tie_weights()  # being made empty unties
     rebuild.cut_to(model, {name: one["shape"] for name, one in manifest["tensors"].items()})
     return model
 
@@ -249,10 +251,19 @@ def _check_names(manifest: dict[str, Any], skeleton: nn.Module, other: str) -> N
 
 
 def _fill(model: nn.Module, tensors: dict[str, Tensor], dtypes: dict[str, torch.dtype]) -> None:
+    """Put the tensors in, with the file's precision; what is tied to one of them stays tied."""
     own = model.state_dict(keep_vars=True)
     for name, tensor in tensors.items():
         rebuild.check_choice(model, name, tensor)
-        own[name].data = tensor  # with the file's precision; what is tied to it follows, being the same object
+    new = {id(own[name]): tensor for name, tensor in tensors.items()}
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                filled = nn.Parameter(new[id(parameter)], requires_grad=parameter.requires_grad)
+                module._parameters[key] = made.setdefault(id(parameter), filled)
+        for key, buffer in module._buffers.items():
+            module._buffers[key] = new.get(id(buffer), buffer)
     for name, buffer in model.named_buffers():
         if name in dtypes and name not in tensors:
             buffer.data = buffer.to(dtypes[name])
