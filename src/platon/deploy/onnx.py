@@ -87,6 +87,8 @@ class Session:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads or torch.get_num_threads()
         options.log_severity_level = 3
+        # Threads that spin while they wait take the cores from whoever's turn it is, in a comparison most of all.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         self.names = tuple(one.name for one in self._session.get_inputs())
 
