@@ -107,7 +107,10 @@ def prune(
     small = record.get("compact")
     if small and "error" not in small:
         shown.insert(1, ("compact", folder / "compact"))
-        measure_speed(folder, None, ("eager",), (8,), (128,), rounds=10, threads=None, metric=False)
+        try:
+            measure_speed(folder, None, ("eager",), (8,), (128,), rounds=10, threads=None, metric=False)
+        except UserError as error:  # the run itself is complete
+            console.print(f"{'speed':8} not measured: {escape(str(error))}")
     for what, path in shown:
         console.print(f"{what:8} {escape(str(path))}")
     if small and "error" in small:

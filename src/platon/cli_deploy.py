@@ -58,6 +58,11 @@ def export(
     console.print(f"{size / 1e6:.2f} MB, {size / before:.1%} of {before / 1e6:.2f} MB: {escape(str(target))}")
 
 
+def _first(run: Path, *names: str) -> Path:
+    """The first of these folders that the run has; the last one otherwise."""
+    return next((run / name for name in names if (run / name).exists()), run / names[-1])
+
+
 def _weights(target: Path) -> Iterator[Path]:
     return target.glob("*.safetensors") if target.is_dir() else target.parent.glob(f"{target.name}*")
 
@@ -87,9 +92,8 @@ def _write_onnx(run: Path, target: Path, data: Path | None) -> Path:
 
     onnx.require()
     _, prepared, _ = reopen(run, data)
-    model = run / "compact" if (run / "compact").exists() else run / "model"
     file = target if target.suffix == ".onnx" else target / "model.onnx"
-    found = onnx.export(opened(model), file, [prepared.batch()])
+    found = onnx.export(opened(_first(run, "compact", "model")), file, [prepared.batch()])
     console.print(f"checked in ONNX Runtime; largest difference of the outputs {found.difference:.1e}")
     return file
 
@@ -113,8 +117,8 @@ def speed(
 ) -> None:
     """Measure a run's model beside its dense twin: latency, throughput, size, memory, and the task's metric.
 
-    The pruned model is the compact one where there is one. Without a dense twin, the model with its zeros takes its
-    place: dense kernels take the same time whatever the values are.
+    The pruned model is the compact one, or the sparse one, where there is one. Without a dense twin, the model with its
+    zeros takes its place: dense kernels take the same time whatever the values are.
 
     Example: [bold]platon speed runs/mrpc --engine eager --engine onnx --batch 8 --length 128[/bold]
     """
@@ -143,11 +147,7 @@ def measure_speed(
     with _for_the_user():
         setting = Setting(engines, rows, lengths, rounds, threads)
         _, prepared, evaluate_model = reopen(run, data)
-        twin, small = run / "dense" / "model", run / "compact"
-        folders = {
-            "dense": twin if twin.exists() else run / "model",
-            "pruned": small if small.exists() else run / "model",
-        }
+        folders = {"dense": _first(run, "dense/model", "model"), "pruned": _first(run, "compact", "sparse", "model")}
         found = measure(folders, prepared.batch(), setting, evaluate_model if metric else None, tell)
     write_json(run / SPEED, found)
     draw_speed(run)

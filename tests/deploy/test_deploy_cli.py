@@ -108,6 +108,16 @@ def test_nothing_to_remove(run: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["sparse", "compact", "onnx"])
+def test_a_damaged_model(form: str, run: Path) -> None:
+    weights = run / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(UserError, match=r"cannot read the model in '.*/run/model': ") as caught:
+        platon_command("export", run, "--format", form)
+    assert "\n" not in str(caught.value)
+    assert not (run / form).exists()
+
+
+@pytest.mark.parametrize("form", ["sparse", "compact", "onnx"])
 def test_a_folder_without_a_run(form: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds no finished run: there is no record\.json in it"):
         platon_command("export", tmp_path, "--format", form)
@@ -164,12 +174,16 @@ def test_the_dense_twin_is_taken(run: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(speed, "measure", measured)
     with pytest.raises(UserError, match="enough"):
         platon_command("speed", run)
-    (run / "dense" / "model").mkdir(parents=True)
-    (run / "compact").mkdir()
-    with pytest.raises(UserError, match="enough"):
-        platon_command("speed", run)
-    assert seen[0] == {"dense": run / "model", "pruned": run / "model"}
-    assert seen[1] == {"dense": run / "dense" / "model", "pruned": run / "compact"}
+    for name in ("dense/model", "sparse", "compact"):
+        (run / name).mkdir(parents=True)
+        with pytest.raises(UserError, match="enough"):
+            platon_command("speed", run)
+    assert seen == [
+        {"dense": run / "model", "pruned": run / "model"},
+        {"dense": run / "dense" / "model", "pruned": run / "model"},
+        {"dense": run / "dense" / "model", "pruned": run / "sparse"},
+        {"dense": run / "dense" / "model", "pruned": run / "compact"},
+    ]
     assert not (run / "speed.json").exists()
 
 

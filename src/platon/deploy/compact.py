@@ -91,7 +91,7 @@ def _idle_heads(module: nn.Module, plan: Anatomy, family: Family, unread: Tensor
 
     A head whose value rows are zero gives its value bias, since attention weights sum to one. They do not where a
     position may attend to nothing, which happens under a causal mask with padding on the left: there a head must give
-    zero to go.
+    zero to go. Elsewhere it takes a row that is nothing but padding, whose outputs mean nothing.
     """
     writer = next(writer for writer in plan.writers if "value" in writer.roles)
     value = attribute(module, writer.path)

@@ -1,7 +1,7 @@
 """Measures models beside each other: latency, throughput, size on disk, peak memory, and the task's metric.
 
-Everything is measured and nothing worked out. The models take turns, so that what else the machine does meets all of
-them; the first in the list is what the others are compared with.
+Everything is measured, on the CPU, and nothing worked out. The models take turns, so that what else the machine does
+meets all of them; the first in the list is what the others are compared with.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.utils import logging as transformers_logging
@@ -101,7 +102,10 @@ def measure(
     before = torch.get_num_threads()
     torch.set_num_threads(setting.threads or before)
     try:
-        models = {name: opened(folder).eval() for name, folder in folders.items()}
+        models = {name: opened(folder) for name, folder in folders.items()}
+        metrics = {name: None if metric is None else metric(model) for name, model in models.items()}
+        for model in models.values():
+            model.cpu().eval()  # wherever it was taken to be evaluated
         found: dict[str, Any] = {
             "format": FORMAT,
             "machine": _machine(),
@@ -110,7 +114,7 @@ def measure(
                 name: {
                     "parameters": sum(p.numel() for p in model.parameters()),
                     "bytes": storage.size_on_disk(folders[name]),
-                    "metrics": None if metric is None else metric(model),
+                    "metrics": metrics[name],
                 }
                 for name, model in models.items()
             },
@@ -141,16 +145,18 @@ def opened(folder: Path) -> nn.Module:
     """A saved model, whoever wrote it."""
     if (folder / storage.MANIFEST).exists():
         return storage.load(folder)
-    config = transformers.AutoConfig.from_pretrained(folder)
-    kind = getattr(transformers, (config.architectures or [""])[0], transformers.AutoModel)
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
+        config = transformers.AutoConfig.from_pretrained(folder)
+        kind = getattr(transformers, (config.architectures or [""])[0], transformers.AutoModel)
         model: nn.Module = kind.from_pretrained(folder)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ValueError(f"cannot read the model in {str(folder)!r}: {' '.join(str(error).split())[:200]}") from error
     finally:
         if bars:
             transformers_logging.enable_progress_bar()
-    return model
+    return model.eval()
 
 
 def shaped(batch: Batch, rows: int, length: int | None) -> dict[str, Tensor]:

@@ -54,7 +54,8 @@ def save(model: nn.Module, folder: str | Path, *, sparse: bool = False, processo
         skeleton = _class(manifest)(type(model.config).from_dict(model.config.to_dict()))
     rebuild.cut_to(skeleton, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
     _check_names(manifest, skeleton, f"{type(model).__name__} as transformers builds it")
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    place = folder.absolute()
+    temporary = place.with_name(f".{place.name}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
@@ -66,7 +67,7 @@ def save(model: nn.Module, folder: str | Path, *, sparse: bool = False, processo
         if processor is not None:
             processor.save_pretrained(temporary)
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-        _swap(temporary, folder)
+        _swap(temporary, place)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
