@@ -95,14 +95,13 @@ def _bars(found: dict[str, Any]) -> Figure:
             axes.plot([line["low_ms"], line["high_ms"]], [y, y], color=INK, linewidth=1)
             first = next(one for one in lines if setting_name(one) == setting)["median_ms"]
             times = "" if number == 0 else f", {first / median:.2f} ×"
-            axes.annotate(
-                f"{median:.3g} ms{times}", (median, y), xytext=(5, 0), textcoords="offset points", va="center"
-            )
+            end = (max(median, line["high_ms"]), y)
+            axes.annotate(f"{median:.3g} ms{times}", end, xytext=(5, 0), textcoords="offset points", va="center")
     axes.set_yticks(range(len(settings)), settings)
     axes.invert_yaxis()
     axes.margins(x=0.25)
     axes.set_xlabel("latency, ms")
     axes.set_title(_machine(found), fontsize=9)
     if settings:
-        axes.legend(frameon=False, loc="lower right")
+        axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(models))
     return figure
