@@ -2,6 +2,7 @@
 
     python benchmarks/step.py              1, 10 and 85 million prunable weights; about five minutes on two cores
     python benchmarks/step.py --sizes 1 10
+    python benchmarks/step.py --sizes 10 --methods       every method beside PLATON
 
 All figures of a size come from one run, its rounds interleaved, so that a noisy machine disturbs all of them alike.
 Prints one JSON object a size and, last, the bars that the project sets itself at 85 million.
@@ -19,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import BertConfig, BertForSequenceClassification
 
 import platon
+from platon.engine.methods import METHODS
 
 WIDTH = {1: (2, 192), 10: (6, 384), 85: (12, 768)}  # millions of prunable weights: layers, hidden size
 BATCH, LENGTH = 16, 128
@@ -75,7 +77,8 @@ def peak_bytes(function: Callable[[], object]) -> int:
     return most
 
 
-def measure(millions: int, rounds: int) -> dict[str, object]:
+def make_model(millions: int) -> tuple[BertForSequenceClassification, Callable[[], None]]:
+    """A BERT with so many prunable weights, and a function that gives it gradients."""
     layers, hidden = WIDTH[millions]
     torch.manual_seed(0)
     config = BertConfig(
@@ -84,6 +87,16 @@ def measure(millions: int, rounds: int) -> dict[str, object]:
     model = BertForSequenceClassification(config)
     tokens = torch.randint(1000, 20000, (BATCH, LENGTH))
     labels = torch.randint(0, 2, (BATCH,))
+
+    def backward() -> None:
+        model.zero_grad()
+        model(input_ids=tokens, labels=labels).loss.backward()
+
+    return model, backward
+
+
+def measure(millions: int, rounds: int) -> dict[str, object]:
+    model, backward = make_model(millions)
     units = platon.weights(model)
     weights = list(units.matrices.values())
     adamw = torch.optim.AdamW(weights, lr=1e-5, fused=True)
@@ -92,10 +105,6 @@ def measure(millions: int, rounds: int) -> dict[str, object]:
     pruner = platon.Pruner(model, hooks, schedule=platon.Constant(KEEP), units=units)
     textbook = Textbook([torch.nn.Parameter(w.detach().clone()) for w in weights])
     copies = [torch.empty_like(w) for w in weights]
-
-    def backward() -> None:
-        model.zero_grad()
-        model(input_ids=tokens, labels=labels).loss.backward()
 
     def dense() -> None:
         backward()
@@ -107,7 +116,7 @@ def measure(millions: int, rounds: int) -> dict[str, object]:
 
     def score() -> None:
         with torch.no_grad():
-            pruner._update(1)
+            pruner._ranking.update(1)
 
     def prune() -> None:
         with torch.no_grad():
@@ -144,7 +153,7 @@ def measure(millions: int, rounds: int) -> dict[str, object]:
     state = sum(t.nbytes for t in pruner.state_dict()["tensors"].values())
     return {
         "prunable_weights": count,
-        "fused": pruner._fused,
+        "fused": pruner._ranking._fused,
         "threads": torch.get_num_threads(),
         "rounds": rounds,
         "milliseconds": {name: round(1000 * value, 2) for name, value in middle.items()},
@@ -158,6 +167,46 @@ def measure(millions: int, rounds: int) -> dict[str, object]:
         "state_bytes_a_weight": round(state / count, 3),
         "peak_share_of_weights": round(peak_bytes(hooks.step) / (4 * count), 4),
         "kept_exactly": pruner.kept() == round(KEEP * count) / count,
+    }
+
+
+def measure_methods(millions: int, rounds: int) -> dict[str, object]:
+    """Time and memory a step of each method, rounds interleaved: the hooks of an optimizer that does nothing."""
+    model, backward = make_model(millions)
+    backward()
+    units = platon.weights(model)
+    weights = list(units.matrices.values())
+    gradients = [w.grad.clone() for w in weights]
+    full = [w.detach().clone() for w in weights]
+    schedule = platon.Cubic(final=KEEP, total=2, cooldown=1)
+    scores = {name: method.score() for name, method in METHODS.items() if method.score is not None}
+    times: dict[str, list[float]] = {name: [] for name in scores}
+    memory: dict[str, float] = {}
+
+    def fresh() -> None:
+        with torch.no_grad():
+            for w, weight, gradient in zip(weights, full, gradients, strict=True):
+                w.copy_(weight)
+                w.grad.copy_(gradient).mul_(torch.randn(()))
+
+    for name, score in scores.items():
+        fresh()
+        hooks = Nothing(weights)
+        pruner = platon.Pruner(model, hooks, score=score, schedule=schedule, units=units)
+        for _ in range(3):  # to the final phase, and through compilation
+            hooks.step()
+        for _ in range(rounds):
+            for w, gradient in zip(weights, gradients, strict=True):
+                w.grad.copy_(gradient).mul_(torch.randn(()))
+            times[name].append(seconds(hooks.step))
+        memory[name] = sum(t.nbytes for t in pruner.state_dict()["tensors"].values()) / units.count
+        pruner.detach()
+    middle = {name: statistics.median(found) for name, found in times.items()}
+    return {
+        "prunable_weights": units.count,
+        "milliseconds": {name: round(1000 * value, 2) for name, value in middle.items()},
+        "over_platon": {name: round(value / middle["platon"], 2) for name, value in middle.items()},
+        "state_bytes_a_weight": {name: round(value, 3) for name, value in memory.items()},
     }
 
 
@@ -175,7 +224,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 10, 85], choices=list(WIDTH), help="in millions")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--methods", action="store_true", help="every method beside PLATON, instead of the bars")
     arguments = parser.parse_args()
+    if arguments.methods:
+        for millions in arguments.sizes:
+            print(json.dumps(measure_methods(millions, arguments.rounds)), flush=True)
+        return
     found: dict[str, object] = {}
     for millions in arguments.sizes:
         found = measure(millions, arguments.rounds)

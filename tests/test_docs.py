@@ -36,7 +36,7 @@ from platon import cli
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-HOW_TOS = [page for page in DOCS if page.stem not in ("index", "paper", "log")]
+HOW_TOS = [page for page in DOCS if page.stem not in ("index", "paper", "log", "methods")]
 
 
 # --- what the reader is taken to have ---------------------------------------------------------------------------------
@@ -141,6 +141,7 @@ IN_PLACE: dict[str, Callable[[Path], None]] = {
     "prune-your-own-model": own_model,
     "prune-in-your-own-trainer": own_trainer,
     "prune-in-a-plain-loop": lambda place: None,
+    "add-a-method": lambda place: None,
     "reproduce-a-row-of-the-paper": paper_row,
 }
 

@@ -10,10 +10,11 @@ if TYPE_CHECKING:
     from platon.deploy.compact import compact
     from platon.deploy.storage import load, save
     from platon.engine.hold import Hold, hold
+    from platon.engine.learned import HardConcrete, Movement, SoftMovement
     from platon.engine.pruner import Pruner
     from platon.engine.schedule import Constant, Cubic, Schedule
-    from platon.engine.score import Magnitude, Platon, Score
-    from platon.engine.units import Units, weights
+    from platon.engine.score import Magnitude, Platon, Ratio, Score, Sensitivity, Uncertainty
+    from platon.engine.units import Units, blocks, columns, heads, neurons, weights
     from platon.lab.trainer import PruningCallback
 
 __version__ = "0.1.0"
@@ -22,10 +23,11 @@ _HOMES = {
     "platon.deploy.compact": ("compact",),
     "platon.deploy.storage": ("load", "save"),
     "platon.engine.hold": ("Hold", "hold"),
+    "platon.engine.learned": ("HardConcrete", "Movement", "SoftMovement"),
     "platon.engine.pruner": ("Pruner",),
     "platon.engine.schedule": ("Constant", "Cubic", "Schedule"),
-    "platon.engine.score": ("Magnitude", "Platon", "Score"),
-    "platon.engine.units": ("Units", "weights"),
+    "platon.engine.score": ("Magnitude", "Platon", "Ratio", "Score", "Sensitivity", "Uncertainty"),
+    "platon.engine.units": ("Units", "blocks", "columns", "heads", "neurons", "weights"),
     "platon.lab.trainer": ("PruningCallback",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -33,18 +35,28 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "Constant",
     "Cubic",
+    "HardConcrete",
     "Hold",
     "Magnitude",
+    "Movement",
     "Platon",
     "Pruner",
     "PruningCallback",
+    "Ratio",
     "Schedule",
     "Score",
+    "Sensitivity",
+    "SoftMovement",
+    "Uncertainty",
     "Units",
     "__version__",
+    "blocks",
+    "columns",
     "compact",
+    "heads",
     "hold",
     "load",
+    "neurons",
     "save",
     "weights",
 ]

@@ -103,6 +103,8 @@ def prune(
     record = run_prune(sourced, folder, resume, Say(tell, sys.stderr.isatty()), shrink)
     figures = draw_run(folder)
     console.print(_results(record))
+    if record["not_converged"]:
+        console.print(f"did not converge (N.A.): {escape(record['not_converged'])}", style="yellow")
     shown = [("model", folder / "model"), ("record", folder / "record.json"), ("figures", figures[0].parent)]
     small = record.get("compact")
     if small and "error" not in small:
@@ -122,7 +124,8 @@ def prune(
 
 def _default_folder(sourced: Sourced) -> Path:
     s = sourced.settings
-    share = "" if s.method == "dense" else f"-{100 * s.keep:g}"
+    share = f"-{100 * s.keep:g}" if s.penalty is None else f"-penalty{s.penalty:g}"
+    share = "" if s.method == "dense" else share
     return Path("runs") / f"{s.task}-{s.method}{share}-seed{s.seed}"
 
 

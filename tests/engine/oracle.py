@@ -5,6 +5,8 @@ the gradients, and the weights that the optimizer left (before any mask), and sa
 mask must be. A position is (order of the parameters, flat index); of equal scores the earlier position stays.
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 Numbers = dict[str, list[float]]
@@ -80,6 +82,7 @@ class Platon:
     beta2: float = 0.85
     window: int = 1
     timing: str = "after"
+    rule: Callable[[float, float], float] = lambda i, u: i * u
     averages: dict[str, Averages] = field(default_factory=dict)
 
     def step(self, t: int, before: Numbers, gradients: dict[str, list[float] | None], after: Numbers) -> Numbers:
@@ -104,7 +107,7 @@ class Platon:
             for j in range(n):
                 own.window[j] += (signal[j] - own.window[j]) / own.samples
         return {
-            name: [i * u for i, u in zip(own.sensitivity, own.uncertainty, strict=True)]
+            name: [self.rule(i, u) for i, u in zip(own.sensitivity, own.uncertainty, strict=True)]
             for name, own in self.averages.items()
         }
 
@@ -113,6 +116,13 @@ class Platon:
             own.sensitivity[j] = self.beta1 * own.sensitivity[j] + (1 - self.beta1) * i
             u = abs(i - own.sensitivity[j])  # the new Ī
             own.uncertainty[j] = self.beta2 * own.uncertainty[j] + (1 - self.beta2) * u
+
+
+def ratio(i: float, u: float) -> float:
+    """S = Ī / Ū; 0 / 0 is 0."""
+    if u == 0:
+        return math.inf if i > 0 else 0.0
+    return i / u
 
 
 @dataclass

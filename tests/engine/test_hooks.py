@@ -757,6 +757,6 @@ def test_repr_is_the_configuration(net: nn.Module) -> None:
     pruner = platon.Pruner(net, optimizer, schedule=platon.Constant(0.5))
     train(net, optimizer, 2)
     assert repr(pruner) == (
-        "Pruner(score=Platon(scope='global', beta1=0.85, beta2=0.85, window=1, timing='after'), "
+        "Pruner(score=Platon(scope='global', beta1=0.85, beta2=0.85, window=1, timing='after', exponent=1.0), "
         "schedule=Constant(keep=0.5), units=weights(768 in 8 matrices), step 2, kept 0.5000)"
     )

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification
 
 import platon
+from platon.engine.score import Smoothed
 
 
 def _load(name: str) -> ModuleType:
@@ -93,6 +94,14 @@ def make_adamw(parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1)
 
 
+RULES: dict[type[platon.Score], Callable[[float, float], float]] = {
+    platon.Platon: lambda i, u: i * u,
+    platon.Sensitivity: lambda i, u: i,
+    platon.Uncertainty: lambda i, u: u,
+    platon.Ratio: oracle.ratio,
+}
+
+
 class Witness:
     """What the oracle is told. Its hooks are registered first, so its last look comes before the pruner masks."""
 
@@ -138,13 +147,14 @@ def run(
     *,
     clip: float | None = None,
     absent: Callable[[int, str], bool] = lambda t, name: False,
+    rule: Callable[[float, float], float] | None = None,
 ) -> Iterator[Step]:
     """Train under the pruner, and let the oracle follow."""
     optimizer = make_optimizer(training.model.parameters())
     seen = Witness(optimizer, training.units)
     pruner = platon.Pruner(training.model, optimizer, score=score, schedule=schedule, units=training.units)
-    if isinstance(score, platon.Platon):
-        told = oracle.Platon(score.beta1, score.beta2, score.window, score.timing)
+    if isinstance(score, Smoothed):
+        told = oracle.Platon(score.beta1, score.beta2, score.window, score.timing, rule or RULES[type(score)])
     else:
         told = oracle.Magnitude()
     for t in range(1, steps + 1):
@@ -158,7 +168,7 @@ def run(
         optimizer.step()
         scores = told.step(t, plain(seen.before), plain(seen.gradients), plain(seen.after))
         step = Step(t, pruner, seen, scores)
-        if isinstance(score, platon.Platon):
+        if isinstance(score, Smoothed):
             compare_averages(step, told)
         yield step
 
@@ -199,7 +209,9 @@ def compare_mask(step: Step, keep: float, scope: str = "global") -> int:
     return close
 
 
-def compare_run(steps: Iterator[Step], every: int = 1, scope: str = "global", phases: dict | None = None) -> None:
+def compare_run(
+    steps: Iterator[Step], every: int = 1, scope: str = "global", phases: dict | None = None, few: float = 0.01
+) -> None:
     phases = PHASES if phases is None else phases
     masks: dict[str, Tensor] = {}
     close = compared = 0
@@ -217,7 +229,7 @@ def compare_run(steps: Iterator[Step], every: int = 1, scope: str = "global", ph
         assert step.pruner.step_count == step.t
     assert compared
     # The cut is itself a score, so one weight a mask step is always close; more than a few would prove nothing.
-    assert close <= 0.01 * compared
+    assert close <= few * compared
 
 
 # --- the method -------------------------------------------------------------------------------------------------------
@@ -231,6 +243,27 @@ def test_platon_on_an_mlp(timing: str, window: int, every: int, make_optimizer: 
     score = platon.Platon(beta1=0.85, beta2=0.7, window=window, timing=timing)
     steps = run(train_mlp(), make_optimizer, score, platon.Cubic(**PHASES, every=every), PHASES["total"] + 2)
     compare_run(steps, every)
+
+
+@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("timing", ["after", "before"])
+@pytest.mark.parametrize("method", [platon.Sensitivity, platon.Uncertainty, platon.Ratio])
+def test_ablations(method: type[Smoothed], timing: str, window: int) -> None:
+    score = method(beta1=0.85, beta2=0.7, window=window, timing=timing)
+    # From step 3 on: after one step Ī / Ū is the same number for every weight, but for rounding.
+    phases = {**PHASES, "warmup": max(PHASES["warmup"], 2 * window + 2)}
+    steps = run(train_mlp(), make_sgd, score, platon.Cubic(**phases), phases["total"] + 2)
+    # Weights that went together and stay at zero have one and the same ratio of two averages that both fade.
+    compare_run(steps, phases=phases, few=0.1 if method is platon.Ratio else 0.01)
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.5, 2.0])
+def test_the_exponent_of_uncertainty(exponent: float) -> None:
+    score = platon.Platon(beta2=0.7, exponent=exponent)
+    steps = run(
+        train_mlp(), make_sgd, score, platon.Cubic(**PHASES), PHASES["total"], rule=lambda i, u: i * u**exponent
+    )
+    compare_run(steps)
 
 
 @pytest.mark.parametrize("window", [1, 10])

@@ -346,7 +346,7 @@ WRONG: dict[str, tuple[str, list[str]]] = {
     "method": ("prune --method magnitud", ["no method is called 'magnitud'; nearest: 'magnitude'"]),
     "keep": ("prune --keep 80", ["keep must be in (0, 1], got 80", "write 0.8 for 80 %"]),
     "recipe": ("prune --recipe paper/bert-base/rte-11", ["no recipe 'paper/bert-base/rte-11'; nearest: "]),
-    "method to come": ("prune --recipe sanh/bert-base/squad-l0", ["of method 'l0', which is not there yet"]),
+    "share and penalty": ("prune --method l0 --keep 0.1 --penalty 3", ["keep and penalty are both given"]),
     "config": ("prune --config bad.toml", ["'bad.toml' has a setting 'kep' that is not known; nearest: 'keep'"]),
     "no config": ("prune --config none.toml", ["no config file 'none.toml'"]),
     "data": ("prune --task sst2 --data nowhere", ["data folder nowhere does not exist"]),

@@ -225,7 +225,7 @@ def test_better_score_before_the_target_share_never_counts(
 ) -> None:
     said = made_scores(0.9, 0.8, 0.7, 0.6, 0.25)  # at 3, 6, 9, 12, and of the model that was taken
     record = prune(tiny(), tmp_path / "run")
-    assert record["best"] == {"step": 9, "value": 0.7}  # the target is reached at 12 - 5 = 7
+    assert record["best"] == {"step": 9, "value": 0.7, "kept": record["kept"]}  # the target is reached at 12 - 5 = 7
     assert record["results"] == {"validation": {"accuracy": 0.25}}
     assert len(said) == 5
     total = record["parameters"]["prunable"]
@@ -245,7 +245,7 @@ def test_best_of_the_final_phase_is_the_one_saved(made_scores: Callable[..., lis
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("platon.lab.training.save_whole", look)
         record = prune(tiny(eval_every=2), tmp_path / "run")
-    assert record["best"] == {"step": 8, "value": 0.8}  # the first of equals
+    assert record["best"] == {"step": 8, "value": 0.8, "kept": record["kept"]}  # the first of equals
     assert list(seen) == ["best-8"]
     assert (tmp_path / "run" / "model" / "model.safetensors").read_bytes() == seen["best-8"]
     assert not list((tmp_path / "run").glob("best-*"))

@@ -19,6 +19,10 @@ _WRAPPER = next(
 )
 
 
+class NotFinite(RuntimeError):  # noqa: N818  # the name says what is wrong
+    """A gradient was NaN or infinite; the weights are untouched."""
+
+
 class Hooks:
     """Calls `before` and `after` around each real step of an optimizer, with finite, unscaled gradients in place.
 
@@ -145,7 +149,7 @@ class Hooks:
         if not bad:
             return False
         if self._on_nonfinite == "raise":
-            raise RuntimeError(
+            raise NotFinite(
                 f"the gradient of {self._name(bad[0])} is not finite ({len(bad)} of {len(gradients)} are not); "
                 "the weights are untouched: lower the learning rate, clip the gradients, or use on_nonfinite='skip'"
             )
@@ -159,6 +163,25 @@ class Hooks:
     def _name(self, parameter: nn.Parameter) -> str:
         names = [repr(plain_name(name)) for name, ours in self._model.named_parameters() if ours is parameter]
         return names[0] if names else f"a parameter of shape {tuple(parameter.shape)} that is not in the model"
+
+
+class Rates:
+    """The learning rate of an optimizer now, as a share of its peak: what the pruner's own AdamW follows."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        """The peak is what the scheduler says it is, and without one the rate that the optimizer was built with."""
+        self._optimizer = optimizer
+        self._built_with = self._rate(optimizer.param_groups[0])
+
+    @staticmethod
+    def _rate(group: dict[str, Any]) -> float:
+        return float(group.get("lr", 1.0))  # it may be a tensor, and a user's own optimizer may have none
+
+    def __call__(self) -> float:
+        """Of the first group; 1 where that has no rate to speak of."""
+        group = self._optimizer.param_groups[0]
+        peak = float(group.get("max_lr", group.get("initial_lr", self._built_with)))
+        return self._rate(group) / peak if peak > 0 else 1.0
 
 
 def _is_inner_step(optimizer: Optimizer) -> bool:

@@ -5,6 +5,7 @@ work through `PIECE` elements at a time, which also keeps their temporaries in t
 """
 
 import functools
+import hashlib
 import shutil
 import sys
 import types
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from platon.engine.learned import Gated
 from platon.engine.score import Score, State
 
 BLOCK = 64  # units counted together, so that few candidates are found without reading everything again
@@ -51,6 +53,18 @@ def _update(score: Score, phase: int, names: tuple[str, ...], weight: Tensor, gr
     _advance(
         score, phase, names, weight, gradient, *state
     )  # not returned: an output of its own would be a full-size copy
+
+
+def _update_gated(
+    score: Gated, phase: int, names: tuple[str, ...], weight: Tensor, gradient: Tensor, *state: Tensor
+) -> None:
+    gate = score.gate(dict(zip(names, state, strict=True)), settled=False)  # the one that the gradient came through
+    _advance(score, phase, names, weight, gradient, *state)
+    gradient.copy_(gradient.float() * gate)
+
+
+def _pass_gate(score: Gated, phase: int, names: tuple[str, ...], weight: Tensor, full: Tensor, *state: Tensor) -> None:
+    weight.copy_(full.float() * score.gate(dict(zip(names, state, strict=True)), settled=bool(phase)))
 
 
 def _update_and_count(
@@ -207,14 +221,18 @@ class Scored:
             yield start, self._part(start, min(start + PIECE, self.size))
 
     def update(self, gradient: Tensor | None, phase: int, pivots: Tensor | None = None) -> Tensor | None:
-        """Take this step's gradient into the state; with `pivots`, also count the new scores at or above each."""
+        """Take this step's gradient into the state; with `pivots`, also count the new scores at or above each.
+
+        Where gates were in the forward pass, the gradient is then that of the weights behind them.
+        """
         if gradient is None:
             for name, tensor in self.score.update(self.state, None, phase).items():
                 self.state[name].copy_(tensor)
             return None if pivots is None else self.count(pivots)
         if pivots is None:
+            advance = _update_gated if isinstance(self.score, Gated) else _update
             for start, part in self._parts():
-                part._pass(_update, phase)(part.weight, gradient[start : start + part.size], *part.state.values())
+                part._pass(advance, phase)(part.weight, gradient[start : start + part.size], *part.state.values())
             return None
         found = [
             part._pass(_update_and_count, phase)(
@@ -223,6 +241,11 @@ class Scored:
             for start, part in self._parts()
         ]
         return _total(found)
+
+    def gate(self, full: Tensor, settled: bool) -> None:
+        """Write the weights as the forward pass sees them: `full`, the ones behind the gates, times the gates."""
+        for start, part in self._parts():
+            part._pass(_pass_gate, int(settled))(part.weight, full[start : start + part.size], *part.state.values())
 
     def look(self, index: Tensor) -> tuple[Tensor, State]:
         """Weights and state at `index`."""
@@ -312,6 +335,33 @@ def preview(matrices: list[Scored], index: list[Tensor], gradients: list[Tensor 
 
 def _total(found: list[Tensor]) -> Tensor:
     return found[0] if len(found) == 1 else torch.stack(found).sum(0, dtype=torch.int32)
+
+
+def draw(out: Tensor, seed: int, step: int, start: int = 0) -> None:
+    """Fill `out` with logistic noise, ln u - ln(1-u): a function of seed, step and position, wherever that lies.
+
+    The generators of torch know no positions, so ranks and shards could not agree on what each weight drew.
+    """
+    first, second = (_hashed_number(seed, step, salt, start >> 32) for salt in (1, 2))
+    for begin in range(0, out.numel(), PIECE):
+        part = out[begin : begin + PIECE]
+        place = (start + begin) & 0xFFFFFFFF
+        position = torch.arange(place, place + part.numel(), dtype=torch.int64, device=out.device).to(torch.int32)
+        bits = _hashed(_hashed(position ^ first) ^ second)
+        uniform = ((bits >> 8) & 0xFFFFFF).float().add_(0.5).mul_(2.0**-24)
+        torch.logit(uniform, out=part)
+
+
+def _hashed(bits: Tensor) -> Tensor:
+    """Each bit of the result depends on every bit of the 32-bit numbers; products wrap."""
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B - (1 << 32))):
+        bits = (bits ^ ((bits >> shift) & ((1 << (32 - shift)) - 1))) * factor
+    return bits ^ ((bits >> 16) & 0xFFFF)
+
+
+def _hashed_number(*numbers: int) -> int:
+    text = ",".join(map(str, numbers)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little", signed=True)
 
 
 def hold_zero(weight: Tensor, bits: Tensor) -> None:

@@ -4,7 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from platon.engine.score import Magnitude, Platon, Score
+from platon.engine.learned import HardConcrete, Movement, SoftMovement
+from platon.engine.score import Magnitude, Platon, Ratio, Score, Sensitivity, Uncertainty
+
+_PLATON = (
+    "Zhang et al., PLATON: Pruning Large Transformer Models with Upper Confidence Bound of Weight Importance, 2022"
+)
+_MOVEMENT = "Sanh et al., Movement Pruning: Adaptive Sparsity by Fine-Tuning, 2020"
 
 
 @dataclass(frozen=True)
@@ -22,23 +28,41 @@ class Method:
     citation: str
 
     def build(self, settings: Mapping[str, Any]) -> Score | None:
-        """The score with those of the settings that it knows."""
+        """The score with those of the settings that it knows; `None` leaves a setting to the score."""
         if self.score is None:
             return None
         known = {field.name for field in fields(self.score)}
-        return self.score(**{name: value for name, value in settings.items() if name in known})
+        return self.score(**{name: value for name, value in settings.items() if name in known and value is not None})
 
 
 METHODS: dict[str, Method] = {
     "platon": Method(
         Platon,
         "smoothed sensitivity times its uncertainty: unsure weights are kept and explored",
-        "Zhang et al., PLATON: Pruning Large Transformer Models with Upper Confidence Bound of Weight Importance, 2022",
+        _PLATON,
     ),
     "magnitude": Method(
         Magnitude,
         "the weight's own size; zeroed weights go on being updated",
         "Zhu & Gupta, To prune, or not to prune: Exploring the efficacy of pruning for model compression, 2018",
     ),
+    "movement": Method(
+        Movement,
+        "a learned score: weights that move away from zero stay; pruned ones come back with their value",
+        _MOVEMENT,
+    ),
+    "soft-movement": Method(
+        SoftMovement,
+        "learned scores above a fixed value stay, and a penalty pushes them below it",
+        _MOVEMENT,
+    ),
+    "l0": Method(
+        HardConcrete,
+        "random gates that can be exactly zero, and a penalty on how many are open",
+        "Louizos et al., Learning Sparse Neural Networks through L0 Regularization, 2018",
+    ),
+    "sensitivity": Method(Sensitivity, "ablation: smoothed sensitivity without its uncertainty", _PLATON),
+    "uncertainty": Method(Uncertainty, "ablation: the uncertainty of sensitivity alone", _PLATON),
+    "ratio": Method(Ratio, "ablation: sensitivity divided by its uncertainty, so that sure weights stay", _PLATON),
     "dense": Method(None, "no pruning: the twin to compare with", "-"),
 }

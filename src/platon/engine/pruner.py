@@ -1,63 +1,25 @@
 """The pruner: holds the state and calls score, schedule and selection in order, from the optimizer's own hooks."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from platon.engine import kernels
-from platon.engine.hooks import Hooks
-from platon.engine.schedule import Schedule, checked_keep
-from platon.engine.score import Platon, Score, State, checked_choice
-from platon.engine.select import Pivots, find_cut, pick_pivots, sample_index
+from platon.engine.group_ranking import GroupRanking
+from platon.engine.hooks import Hooks, Rates
+from platon.engine.learned import Gated, Learned, Penalised
+from platon.engine.matrix import locate
+from platon.engine.ranking import Ranking, WeightRanking
+from platon.engine.schedule import Ramp, Schedule, checked_keep
+from platon.engine.score import Platon, Score, checked_choice
+from platon.engine.steering import Steering
 from platon.engine.units import Units, weights
 
 FORMAT = 1
-
-
-#: (the children of a module, or its parameters; a key; what stands there), from the model down to a parameter
-_Place = list[tuple[Mapping[str, Any], str, Any]]
-
-
-class _Matrix:
-    """A prunable matrix: its place in the model, its score's state, and the bits of the last selection."""
-
-    def __init__(self, name: str, parameter: nn.Parameter, place: _Place, score: Score, start: int) -> None:
-        self.name, self.parameter, self.place, self.start = name, parameter, place, start
-        self.size, self.device = parameter.numel(), parameter.device
-        self.state: State = score.init(self.size, self.device)
-        self.bits = torch.full((-(-self.size // 8),), 0xFF, dtype=torch.uint8, device=self.device)
-
-    @property
-    def weight(self) -> Tensor:
-        """The parameter's weights, flat; a view."""
-        return self.parameter.detach().view(-1)
-
-    @property
-    def gradient(self) -> Tensor | None:
-        """This step's gradient, flat."""
-        return None if self.parameter.grad is None else self.parameter.grad.detach().reshape(-1)
-
-    def tensors(self) -> State:
-        """What a checkpoint must hold."""
-        return {**self.state, "mask": self.bits}
-
-    def check(self, model: nn.Module) -> None:
-        """That the model still trains the parameter that this was built for."""
-        moved = any(held.get(key) is not what for held, key, what in self.place)
-        # A module that was wrapped in place (compiled, checkpointed) still trains it.
-        if moved and all(parameter is not self.parameter for parameter in model.parameters()):
-            raise RuntimeError(
-                f"parameter {self.name!r} was replaced after the pruner was built; build the pruner last"
-            )
-        if self.parameter.device != self.device:
-            raise RuntimeError(
-                f"parameter {self.name!r} moved from {self.device} to {self.parameter.device} after the pruner was "
-                "built; move the model first, then build the optimizer and the pruner"
-            )
 
 
 class Pruner:
@@ -99,23 +61,33 @@ class Pruner:
         self.score = Platon() if score is None else score
         self.schedule = schedule
         self.units = weights(model) if units is None else units
+        if isinstance(self.score, Penalised) and not isinstance(schedule, Ramp):
+            raise TypeError(
+                f"{type(self.score).__name__} needs a schedule that says where it stands between two masks, "
+                f"as platon.Cubic does, got {schedule!r}"
+            )
         self._model = model
         self.step_count = 0
         self.keep = 1.0  #: the share that the schedule asked for at the last mask step
-        self._kept = self._total = self.units.count
-        self._cut: Tensor | None = None
-        self._matrices = _locate(model, self.units, self.score)
-        self._fused = kernels.worth_compiling(self._total, self._matrices[0].device)
-        self._index: list[Tensor] | None = None
+        self._steering = Steering()
+        matrices = locate(model, self.units.matrices)
+        self._ranking: Ranking = (
+            GroupRanking(self.score, matrices, self.units.groups)
+            if self.units.groups
+            else WeightRanking(self.score, matrices)
+        )
+        self._deterministic = False
         self._hooks = Hooks(
             model,
             optimizer,
-            {matrix.name: matrix.parameter for matrix in self._matrices},
+            self.units.matrices,
             reads=self.score.reads,
             on_nonfinite=on_nonfinite,
             before=self._before,
             after=self._after,
         )
+        self._rates = Rates(self._hooks.optimizer)
+        self._draw()
 
     # --- what users read ---------------------------------------------------------------------------------------------
 
@@ -127,15 +99,35 @@ class Pruner:
     @property
     def cut(self) -> float | None:
         """The score at the boundary of the last selection; `None` before it, and where each matrix has its own."""
-        return None if self._cut is None else float(self._cut)
+        return None if self._ranking.cut is None else float(self._ranking.cut)
+
+    @property
+    def penalty(self) -> float | None:
+        """What the penalty is steered to at the moment; `None` for methods whose penalty is not steered."""
+        steered = isinstance(self.score, Penalised) and self.score.penalty is None
+        return self._steering.penalty if steered else None
 
     def kept(self) -> float:
         """The exact share of the prunable weights that the last selection kept."""
-        return self._kept / self._total
+        return self._ranking.kept_count / self._ranking.total
 
     def masks(self) -> dict[str, Tensor]:
         """The last selection: a bool tensor a parameter, True = kept."""
-        return {m.name: kernels.unpack(m.bits, m.size).view(m.parameter.shape) for m in self._matrices}
+        return self._ranking.masks()
+
+    @contextmanager
+    def deterministic(self) -> Iterator[None]:
+        """The weights as they are for evaluation, saving and export.
+
+        Only a method that draws random gates has others while it trains; for the rest this changes nothing.
+        """
+        outermost, self._deterministic = not self._deterministic, True
+        self._gate()
+        try:
+            yield
+        finally:
+            self._deterministic = not outermost
+            self._gate()
 
     def __repr__(self) -> str:
         """The configuration, and where it stands."""
@@ -145,72 +137,83 @@ class Pruner:
         )
 
     def detach(self) -> None:
-        """Stop pruning; the weights stay as they are."""
+        """Stop pruning; the weights stay as they are, gates settled."""
         self._hooks.detach()
+        if not self._deterministic:  # or someone may have given the model other weights since: the best ones, say
+            self._deterministic = True
+            self._gate()
 
     # --- one optimizer step ------------------------------------------------------------------------------------------
 
     def _before(self) -> None:
-        for matrix in self._matrices:
+        for matrix in self._ranking.matrices:
             matrix.check(self._model)
+        if self._deterministic:
+            raise RuntimeError("the optimizer steps inside deterministic(); train outside of it")
+        if isinstance(self.score, Learned):
+            self._ranking.bring_back()
+            self._ranking.tell(self._rates(), self._progress(self.step_count + 1), self._steering.penalty)
         if self.score.reads == "before":
-            self._update(self.step_count + 1)
+            self._ranking.update(self.step_count + 1)
+        if isinstance(self.score, Learned) and self._by_mask(self.step_count):
+            self._ranking.hold("gradient")
 
     def _after(self) -> None:
         self.step_count += 1
         keep = self.schedule(self.step_count)
         if keep is not None:
             keep = checked_keep(float(keep), f"the schedule's share at step {self.step_count}")  # it may be the user's
-        pivots = self._update(self.step_count, keep) if self.score.reads == "after" else None
-        if keep is not None:
-            self._select(keep, pivots)
+        if isinstance(self.score, Learned):
+            self._ranking.put_aside()
+        if self.score.reads == "after":
+            self._ranking.update(self.step_count, keep)
+        if isinstance(self.score, Penalised):
+            self._penalise(self.score, keep)
+        elif keep is not None:
+            self._select(keep)
+        elif isinstance(self.score, Learned):
+            self._ranking.hold("weight")
+        self._draw()
 
-    def _scored(self) -> list[kernels.Scored]:
-        return [kernels.Scored(self.score, m.weight, m.state, m.start, self._fused) for m in self._matrices]
-
-    def _update(self, step: int, keep: float | None = None) -> Pivots | None:
-        """Take the gradients into the state; where a selection follows, count around its cut in the same pass."""
-        phase = self.score.phase(step)
-        scored = self._scored()
-        gradients = [matrix.gradient for matrix in self._matrices]
-        k = None if keep is None or self.score.scope == "matrix" else _count(keep, self._total)
-        if k is None or k == self._total or self._total <= 1 << 16:
-            for matrix, gradient in zip(scored, gradients, strict=True):
-                matrix.update(gradient, phase)
-            return None
-        if self._index is None:
-            self._index = [sample_index(matrix.size, self._total, matrix.device) for matrix in scored]
-        pivots = pick_pivots(kernels.preview(scored, self._index, gradients, phase), k, self._total)
-        counts = [
-            matrix.update(gradient, phase, pivots.value.to(matrix.device))
-            for matrix, gradient in zip(scored, gradients, strict=True)
-        ]
-        home = pivots.value.device
-        return pivots.counted(torch.stack([count.to(home) for count in counts if count is not None]).sum(0))
-
-    def _select(self, keep: float, pivots: Pivots | None) -> None:
-        scored = self._scored()
+    def _select(self, keep: float) -> None:
         self.keep = keep
-        if self.score.scope == "matrix":
-            self._cut = None
-            self._kept = sum(
-                self._mask([m], [s], _count(keep, s.size)) for m, s in zip(self._matrices, scored, strict=True)
-            )
-        else:
-            self._kept = self._mask(self._matrices, scored, _count(keep, self._total), pivots)
+        self._ranking.select(keep)
 
-    def _mask(self, matrices: list[_Matrix], scored: list[kernels.Scored], k: int, pivots: Pivots | None = None) -> int:
-        total = sum(matrix.size for matrix in scored)
-        if k == total:
-            # Nothing to remove: the weights are not even rewritten, so training is what it is without a pruner.
-            for matrix in matrices:
-                matrix.bits.fill_(0xFF)
-            return k
-        cut = find_cut(scored, k, total, pivots)
-        cut.zero(scored, [matrix.bits for matrix in matrices])
-        if self.score.scope == "global":
-            self._cut = cut.value
-        return k
+    # --- learned scores ----------------------------------------------------------------------------------------------
+
+    def _progress(self, step: int) -> float:
+        return self.schedule.progress(step) if isinstance(self.schedule, Ramp) else 1.0
+
+    def _penalise(self, score: Penalised, keep: float | None) -> None:
+        """Select by the fixed value; or, where a share is asked for, steer towards it and end with it exactly."""
+        assert isinstance(self.schedule, Ramp)
+        progress, share = self._progress(self.step_count), self.schedule.share(self.step_count)
+        if score.penalty is None and progress == 1:
+            self._select(share if keep is None else keep)
+            return
+        self.keep = share
+        self._ranking.open(score.opening(progress), score.min_keep_per_matrix)
+        if score.penalty is None and progress > 0:
+            self._steering.follow(self.kept(), share)
+
+    def _by_mask(self, step: int) -> bool:
+        """Whether the forward pass after `step` sees the mask itself: random gates do without, until it is final."""
+        if not isinstance(self.score, Gated):
+            return True
+        return self.score.penalty is None and step > 0 and self._progress(step) == 1
+
+    def _draw(self) -> None:
+        """New gates for the next forward pass."""
+        if isinstance(self.score, Gated):
+            self._ranking.draw(self.step_count + 1)
+            self._gate()
+
+    @torch.no_grad()
+    def _gate(self) -> None:
+        if isinstance(self.score, Gated):
+            self._ranking.gate(settled=self._deterministic)
+            if self._deterministic or self._by_mask(self.step_count):
+                self._ranking.hold("weight")
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -220,13 +223,15 @@ class Pruner:
             "format": FORMAT,
             "method": type(self.score).__name__,
             "settings": dataclasses.asdict(self.score),
-            "shapes": {matrix.name: list(matrix.parameter.shape) for matrix in self._matrices},
+            "units": self.units.name,
+            "shapes": {matrix.name: list(matrix.parameter.shape) for matrix in self._ranking.matrices},
             "step_count": self.step_count,
             "skipped_count": self.skipped_count,
             "keep": self.keep,
-            "kept_count": self._kept,
+            "kept_count": self._ranking.kept_count,
+            "steering": dataclasses.asdict(self._steering),
             "cut": self.cut,
-            "tensors": {f"{m.name}:{key}": tensor for m in self._matrices for key, tensor in m.tensors().items()},
+            "tensors": self._ranking.tensors(),
         }
 
     @torch.no_grad()
@@ -240,44 +245,14 @@ class Pruner:
             tensor.copy_(state["tensors"][name])
         self.step_count = int(state["step_count"])
         self._hooks.skipped_count = int(state["skipped_count"])
-        self.keep = float(state["keep"])
-        self._kept = int(state["kept_count"])
-        cut = state["cut"]
-        self._cut = None if cut is None else torch.tensor(cut, dtype=torch.float32, device=self._matrices[0].device)
-
-
-def _count(keep: float, total: int) -> int:
-    """How many stay: round(keep · N), and at least one."""
-    return max(1, round(keep * total))
-
-
-def _locate(model: nn.Module, units: Units, score: Score) -> list[_Matrix]:
-    """The units' matrices in the model, checked for what would go wrong later."""
-    places = {id(parameter): _path(model, name) for name, parameter in model.named_parameters(remove_duplicate=False)}
-    found: list[_Matrix] = []
-    start = 0
-    for name, parameter in units.matrices.items():
-        if id(parameter) not in places:
-            raise ValueError(f"the model does not hold {name!r}; build units from the model that the pruner gets")
-        if not parameter.is_contiguous():
-            raise ValueError(
-                f"{name!r} is not contiguous in memory; give it contiguous data before building the optimizer"
-            )
-        if not bool(parameter.detach().sum(dtype=torch.float32).isfinite()) and not bool(parameter.isfinite().all()):
-            raise ValueError(f"{name!r} holds a weight that is NaN or infinite; load or train a sound model first")
-        found.append(_Matrix(name, parameter, places[id(parameter)], score, start))
-        start += parameter.numel()
-    return found
-
-
-def _path(model: nn.Module, name: str) -> _Place:
-    *parents, leaf = name.split(".")
-    path: _Place = []
-    for key in parents:
-        path.append((model._modules, key, model._modules[key]))
-        model = model.get_submodule(key)
-    path.append((model._parameters, leaf, model._parameters[leaf]))
-    return path
+        self.keep, self._steering = float(state["keep"]), Steering(**state["steering"])
+        ranking, cut = self._ranking, state["cut"]
+        ranking.kept_count = int(state["kept_count"])
+        ranking.cut = None if cut is None else torch.tensor(cut, dtype=torch.float32, device=ranking.matrices[0].device)
+        if isinstance(self.score, Learned):
+            ranking.bring_back()
+            ranking.hold("weight")
+            self._gate()
 
 
 def _first_difference(mine: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
@@ -287,8 +262,9 @@ def _first_difference(mine: Mapping[str, Any], other: Mapping[str, Any]) -> str 
     missing = next((key for key in mine if key not in other), None)
     if missing:
         return f"it has no {missing!r}, so it is not a whole pruner state"
-    if other["method"] != mine["method"]:
-        return f"method is {other['method']!r} in the state and {mine['method']!r} in the pruner"
+    for key in ("method", "units"):
+        if other[key] != mine[key]:
+            return f"{key} is {other[key]!r} in the state and {mine[key]!r} in the pruner"
     for key, what in (("settings", "setting"), ("shapes", "parameter")):
         ours, theirs = mine[key], other[key]
         for name in [*ours, *(name for name in theirs if name not in ours)]:

@@ -1,13 +1,26 @@
 """Schedules: what share of the weights to keep at each step."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class Schedule(Protocol):
     """`step -> keep`, or `None` for "leave the weights alone at this step". Steps count from 1."""
 
     def __call__(self, step: int) -> float | None: ...
+
+
+@runtime_checkable
+class Ramp(Schedule, Protocol):
+    """A schedule that also says where it stands between two masks: what a penalty needs that grows with it."""
+
+    def share(self, step: int) -> float:
+        """The share on the curve, whether or not a mask falls on this step."""
+        ...
+
+    def progress(self, step: int) -> float:
+        """0 before the descent, 1 from its end on."""
+        ...
 
 
 def checked_keep(keep: float, name: str = "keep") -> float:
@@ -39,6 +52,14 @@ class Constant:
     def __call__(self, step: int) -> float | None:
         """The share to keep after `step`."""
         return self.keep
+
+    def share(self, step: int) -> float:
+        """The same."""
+        return self.keep
+
+    def progress(self, step: int) -> float:
+        """1: there is no descent."""
+        return 1.0
 
 
 @dataclass(frozen=True)
@@ -88,9 +109,21 @@ class Cubic:
         """The share to keep after `step`, or `None` where no mask falls."""
         if step >= self.total - self.cooldown:
             return self.final
-        if step % self.every:
+        if step % self.every or (step < self.warmup and self.initial == 1):
             return None
+        return self.share(step)
+
+    def share(self, step: int) -> float:
+        """The share on the curve, whether or not a mask falls."""
+        return self.final + (self.initial - self.final) * self._left(step) ** 3
+
+    def progress(self, step: int) -> float:
+        """0 before the descent, 1 from its end on, and cubic between them as the share is."""
+        return 1 - self._left(step) ** 3
+
+    def _left(self, step: int) -> float:
+        if step >= self.total - self.cooldown:
+            return 0.0
         if step < self.warmup:
-            return None if self.initial == 1 else self.initial
-        left = 1 - (step - self.warmup) / (self.total - self.warmup - self.cooldown)
-        return self.final + (self.initial - self.final) * left**3
+            return 1.0
+        return 1 - (step - self.warmup) / (self.total - self.warmup - self.cooldown)

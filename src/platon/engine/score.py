@@ -43,7 +43,10 @@ class Score(ABC):
         return None
 
     def init(self, count: int, device: torch.device) -> State:
-        """The state of `count` units, float32 whatever the training dtype; none by default."""
+        """The state of `count` units, float32 whatever the training dtype; none by default.
+
+        A tensor has a number a unit, or is a single number that all units read.
+        """
         return {}
 
     def phase(self, step: int) -> int:
@@ -60,10 +63,10 @@ class Score(ABC):
 
 
 @dataclass(frozen=True)
-class Platon(Score):
-    r"""Upper confidence bound of importance (Zhang et al., 2022).
+class Smoothed(Score):
+    r"""What PLATON and its ablations share: two averages of how the loss answers to each unit.
 
-    I = |w g|;  Ī ← β1 Ī + (1-β1) I;  Ū ← β2 Ū + (1-β2) |I - Ī|;  S = Ī Ū
+    I = |w g|;  Ī ← β1 Ī + (1-β1) I;  Ū ← β2 Ū + (1-β2) |I - Ī|
 
     Args:
         beta1: how long sensitivity is remembered, in [0, 1).
@@ -131,9 +134,57 @@ class Platon(Score):
             "uncertainty": self.beta2 * state["uncertainty"] + (1 - self.beta2) * variation,
         }
 
+
+@dataclass(frozen=True)
+class Platon(Smoothed):
+    r"""Upper confidence bound of importance (Zhang et al., 2022): S = Ī Ū^c, with the averages of `Smoothed`.
+
+    Args:
+        exponent: c, how much uncertainty counts; 1 is the paper, 0 is smoothed sensitivity alone.
+    """
+
+    exponent: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse an exponent that would punish uncertainty: that is another method."""
+        super().__post_init__()
+        if isinstance(self.exponent, bool) or not isinstance(self.exponent, int | float) or not 0 <= self.exponent < 64:
+            raise ValueError(f"exponent must be in [0, 64), got {self.exponent!r}; for S = Ī/Ū use platon.Ratio()")
+
     def value(self, state: Mapping[str, Tensor], weight: Tensor) -> Tensor:
-        """√Ī √Ū: the order of Ī Ū, but it cannot underflow before its factors do."""
-        return state["sensitivity"].sqrt() * state["uncertainty"].sqrt()
+        """(Ī Ū^c)^(1 / (1+c)), √Ī √Ū for the paper: the order of Ī Ū^c, but no underflow before that of a factor."""
+        if self.exponent == 1:
+            return state["sensitivity"].sqrt() * state["uncertainty"].sqrt()
+        share = self.exponent / (1 + self.exponent)
+        return state["sensitivity"] ** (1 - share) * state["uncertainty"] ** share
+
+
+@dataclass(frozen=True)
+class Sensitivity(Smoothed):
+    r"""Ablation of the paper: S = Ī, importance without its uncertainty."""
+
+    def value(self, state: Mapping[str, Tensor], weight: Tensor) -> Tensor:
+        """Ī."""
+        return state["sensitivity"]
+
+
+@dataclass(frozen=True)
+class Uncertainty(Smoothed):
+    r"""Ablation of the paper: S = Ū, uncertainty alone."""
+
+    def value(self, state: Mapping[str, Tensor], weight: Tensor) -> Tensor:
+        """Ū."""
+        return state["uncertainty"]
+
+
+@dataclass(frozen=True)
+class Ratio(Smoothed):
+    r"""Ablation of the paper: S = Ī / Ū, which keeps what is surely important. 0 / 0 is 0: such a unit did nothing."""
+
+    def value(self, state: Mapping[str, Tensor], weight: Tensor) -> Tensor:
+        """Ī / Ū; infinite where only Ū is zero."""
+        sensitivity = state["sensitivity"]
+        return torch.where(sensitivity > 0, sensitivity / state["uncertainty"], 0.0)
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,11 @@ class Cut:
     value: Tensor
     position: Tensor
 
+    @classmethod
+    def above(cls, value: float, device: torch.device) -> "Cut":
+        """What scores above `value` stays, however much that is."""
+        return cls(torch.tensor(value, dtype=torch.float32, device=device), torch.tensor(-1, device=device))
+
     def zero(self, shards: Sequence[Scored], bits: Sequence[Tensor]) -> None:
         """Zero the weights that go, and write to `bits` which stay."""
         beyond = torch.nextafter(self.value, torch.full_like(self.value, math.inf))

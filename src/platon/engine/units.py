@@ -1,31 +1,58 @@
-"""Units: which weights live or die together. Here each weight is one by itself."""
+"""Units: which weights live or die together: each by itself, or groups of them."""
 
 import difflib
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
-from platon.engine.topology import matrices
+from platon.engine import family
+from platon.engine.part import Groups, Part, Strips
+from platon.engine.topology import is_conv1d, matrices
 
 Patterns = str | Sequence[str]
 
 
 @dataclass(frozen=True)
 class Units:
-    """The prunable matrices of a model, by name; each weight is a unit."""
+    """What is pruned. Units of groups add up: `heads(model) + neurons(model)`.
+
+    Args:
+        matrices: the prunable matrices of a model, by name.
+        groups: the groups in them; without any, each weight is a unit.
+        name: what the units are called.
+    """
 
     matrices: Mapping[str, nn.Parameter]
+    groups: tuple[Groups, ...] = ()
+    name: str = "weights"
 
     @property
     def count(self) -> int:
         """All prunable weights."""
+        if self.groups:
+            return sum(int(groups.sizes.sum()) for groups in self.groups)
         return sum(matrix.numel() for matrix in self.matrices.values())
 
+    def __add__(self, other: "Units") -> "Units":
+        """Both, ranked together."""
+        if not isinstance(other, Units):
+            return NotImplemented
+        if not self.groups or not other.groups:
+            raise ValueError(f"{self.name} and {other.name} do not add up; only groups (heads, neurons, …) do")
+        shared = next((name for name in self.matrices if name in other.matrices), None)
+        if shared is not None:
+            raise ValueError(f"{self.name} and {other.name} both have weights of {shared!r}; choose one of them for it")
+        return Units({**self.matrices, **other.matrices}, self.groups + other.groups, f"{self.name} + {other.name}")
+
     def __repr__(self) -> str:
-        """How many weights in how many matrices."""
-        return f"weights({self.count:,} in {len(self.matrices)} matrices)"
+        """How many units of how many weights in how many matrices."""
+        if not self.groups:
+            return f"{self.name}({self.count:,} in {len(self.matrices)} matrices)"
+        units = sum(groups.count for groups in self.groups)
+        return f"{self.name}({units:,} of {self.count:,} weights in {len(self.matrices)} matrices)"
 
 
 def weights(model: nn.Module, include: Patterns | None = None, exclude: Patterns | None = None) -> Units:
@@ -54,6 +81,94 @@ def weights(model: nn.Module, include: Patterns | None = None, exclude: Patterns
             "a wider include or a narrower exclude"
         )
     return Units(found)
+
+
+def columns(model: nn.Module, include: Patterns | None = None, exclude: Patterns | None = None) -> Units:
+    """The paper's groups: all weights of a matrix that read one input feature.
+
+    Args:
+        model: as for `weights`.
+        include: as for `weights`.
+        exclude: as for `weights`.
+    """
+    flat = weights(model, include, exclude).matrices
+    transposed = _transposed(model)
+    groups = []
+    for name, matrix in flat.items():
+        side = 0 if id(matrix) in transposed else 1  # of the stored tensor, along which the inputs are
+        inputs = Strips(torch.arange(matrix.shape[side]), matrix.shape[side])
+        part = Part(name, matrix, rows=inputs) if side == 0 else Part(name, matrix, columns=inputs)
+        groups.append(Groups(name, inputs.count, (part,)))
+    return Units(flat, tuple(groups), "columns")
+
+
+def blocks(
+    model: nn.Module, shape: tuple[int, int], include: Patterns | None = None, exclude: Patterns | None = None
+) -> Units:
+    """Rectangles of a matrix; those at its edges may be smaller.
+
+    Args:
+        model: as for `weights`.
+        shape: outputs and inputs of a block, such as (32, 32).
+        include: as for `weights`.
+        exclude: as for `weights`.
+    """
+    if len(shape) != 2 or not all(isinstance(side, int) and side > 0 for side in shape):
+        raise ValueError(f"shape must be two whole numbers above 0, got {shape!r}; (32, 32) is usual")
+    flat = weights(model, include, exclude).matrices
+    transposed = _transposed(model)
+    groups = []
+    for name, matrix in flat.items():
+        sides = shape[::-1] if id(matrix) in transposed else shape
+        rows, cols = (
+            Strips(torch.arange(length) // side, -(-length // side))
+            for length, side in zip(matrix.shape, sides, strict=True)
+        )
+        groups.append(Groups(name, rows.count * cols.count, (Part(name, matrix, rows, cols),)))
+    return Units(flat, tuple(groups), f"blocks of {shape[0]}×{shape[1]}")
+
+
+def heads(model: nn.Module, spare: int = 1) -> Units:
+    """Attention heads: the query, key, value and output weights of one; grouped-query attention by key-value group.
+
+    Args:
+        model: of an architecture that is known; any other is refused by name.
+        spare: so many heads of each layer stay whatever their score; 0 lets a layer lose all.
+    """
+    return _units(family.heads(model), spare, "heads")
+
+
+def neurons(model: nn.Module, spare: int = 1) -> Units:
+    """Feed-forward neurons: the weights that write one hidden feature and those that read it.
+
+    Args:
+        model: of an architecture that is known; any other is refused by name.
+        spare: so many neurons of each layer stay whatever their score; 0 lets a layer lose all.
+    """
+    return _units(family.neurons(model), spare, "neurons")
+
+
+def _units(families: Sequence[family.Family], spare: int, name: str) -> Units:
+    if isinstance(spare, bool) or not isinstance(spare, int) or spare < 0:
+        raise ValueError(f"spare must be a whole number of at least 0, got {spare!r}")
+    found: dict[str, nn.Parameter] = {}
+    groups = []
+    for own in families:
+        parts = []
+        for member in own.members:
+            strips = Strips(member.group, own.count)
+            plain = plain_name(member.name)
+            found[plain] = member.parameter
+            parts.append(
+                Part(plain, member.parameter, **({"rows": strips} if member.dim == 0 else {"columns": strips}))
+            )
+        groups.append(Groups(f"{plain_name(own.name)} {name}", own.count, tuple(parts), spare))
+    return Units(found, tuple(groups), name)
+
+
+def _transposed(model: nn.Module) -> set[int]:
+    """The matrices that are stored with inputs first."""
+    return {id(module.weight) for module in model.modules() if is_conv1d(module)}
 
 
 def plain_name(name: str) -> str:

@@ -16,15 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import TrainingArguments, set_seed
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 
+from platon.engine.hooks import NotFinite
 from platon.engine.methods import METHODS
 from platon.engine.schedule import Cubic, checked_keep
-from platon.engine.units import weights
+from platon.engine.units import Units, blocks, columns, heads, neurons, weights
 from platon.lab import checkpoint, tasks
 from platon.lab.card import model_card
+from platon.lab.convergence import why_not
 from platon.lab.errors import UserError, nearest
 from platon.lab.folder import claimed, writing
 from platon.lab.record import FORMAT, RECORD, read_json, read_record, rewind_history, write_json, write_text
@@ -77,7 +80,8 @@ def prune(
                 before = _run(twin, dense, say)
             except Interrupted as stopped:  # it is the whole run that is to be resumed, not the twin by itself
                 raise Interrupted(stopped.number, folder) from None
-        say.line(f"pruning to {settings.keep:.0%} while fine-tuning")
+        aim = f"to {settings.keep:.0%}" if settings.penalty is None else f"with penalty {settings.penalty:g}"
+        say.line(f"pruning {aim} while fine-tuning")
         start = str(dense / "model") if settings.dense == "first" else None
         return _run(sourced, folder, say, shrink, start=start, dense=before)
 
@@ -92,6 +96,7 @@ def _run(
 ) -> dict[str, Any]:
     if (folder / RECORD).exists():
         say.line(f"{folder} is finished")
+        _tidy(folder)
         return read_record(folder)
     began = time.monotonic()
     settings = sourced.settings
@@ -134,7 +139,11 @@ def _run(
     sealed.clock = lambda: earlier + time.monotonic() - began
     with writing(folder):
         with _signals(watch), contextlib.suppress(Trained):
-            trainer.train(resume_from_checkpoint=None if last is None else str(last))
+            try:
+                trainer.train(resume_from_checkpoint=None if last is None else str(last))
+            except NotFinite as error:  # this run has a result, and the result is that it has none
+                sealed.extra["not_finite"] = f"{str(error).split(';')[0]} at step {trainer.state.global_step + 1}"
+                return _finish(sourced, folder, steps, prepared, trainer, sealed, watch, dense)
         if watch.stop_signal is not None and trainer.state.global_step < steps.total:
             raise Interrupted(watch.stop_signal, folder)
         return _finish(sourced, folder, steps, prepared, trainer, sealed, watch, shrink, dense)
@@ -151,7 +160,20 @@ def _callback(settings: Settings, steps: Plan) -> SealedCheckpoints:
     if score is None:
         return SealedCheckpoints()
     schedule = _checked(Cubic, settings.keep, steps.total, steps.warmup, steps.cooldown, settings.every)
-    return PruningCallback(settings.keep, score=score, schedule=schedule)
+    return PruningCallback(settings.keep, score=score, schedule=schedule, units=_units(settings))
+
+
+def _units(settings: Settings) -> Callable[[nn.Module], Units]:
+    """What the settings' word for units means for a model."""
+    kinds: dict[str, Callable[[nn.Module], Units]] = {
+        "weights": weights,
+        "columns": columns,
+        "blocks": lambda model: blocks(model, (settings.block_rows, settings.block_columns)),
+        "neurons": neurons,
+        "heads": heads,
+        "heads+neurons": lambda model: heads(model) + neurons(model),
+    }
+    return lambda model: _checked(kinds[settings.units], model)
 
 
 def _checked(function: Any, *arguments: Any) -> Any:
@@ -179,6 +201,7 @@ def _arguments(settings: Settings, steps: Plan, prepared: Prepared, folder: Path
         gradient_accumulation_steps=settings.accumulate,
         max_grad_norm=settings.clip,
         logging_steps=steps.log_every,
+        logging_nan_inf_filter=False,  # a loss that is not finite is to be seen
         eval_strategy="steps",
         eval_steps=steps.eval_every,
         save_strategy="steps",
@@ -227,9 +250,19 @@ def _finish(
     """Take the best model, measure it, save it, cut it down if it was pruned in groups, and write the record last."""
     model: Any = trainer.model
     best = watch.best
+    if sealed.pruner is not None:
+        sealed.pruner.detach()
     if best is not None:
         checkpoint.load_weights(model, watch.best_folder(best["step"]))
     results = trainer.measure()
+    split, metric = next(iter(results)), prepared.metrics[0]
+    not_converged = why_not(
+        sealed.extra.get("not_finite"),
+        trainer.one_answer[split],
+        metric,
+        results[split][metric],
+        prepared.chance[split][metric],
+    )
     save_whole(model, folder / "model")
     if prepared.processor is not None:
         prepared.processor.save_pretrained(folder / "model")
@@ -251,8 +284,10 @@ def _finish(
         "metrics": list(prepared.metrics),
         "chance": prepared.chance,
         "results": results,
+        "not_converged": not_converged,
         "best": best,
-        "kept": 1.0 if sealed.pruner is None else sealed.pruner.kept(),
+        "kept": best["kept"] if best is not None else 1.0 if sealed.pruner is None else sealed.pruner.kept(),
+        "decided_by": _decided_by(sealed),
         "parameters": {"all": parameters, "prunable": prunable, "left": parameters - prunable + sum(left.values())},
         "layers": {name: left[name] / matrix.numel() for name, matrix in matrices.items()},
         "bytes": sum(path.stat().st_size for path in (folder / "model").glob("*.safetensors")),
@@ -266,9 +301,21 @@ def _finish(
     }
     write_text(folder / "model" / "README.md", model_card(record))
     write_json(folder / RECORD, record)
+    _tidy(folder)
+    return record
+
+
+def _tidy(folder: Path) -> None:
+    """Best models are no longer needed once there is a record."""
     for path in folder.glob("best-*"):
         shutil.rmtree(path, ignore_errors=True)
-    return record
+
+
+def _decided_by(sealed: SealedCheckpoints) -> str | None:
+    """What decided how much stays: the share that was asked for, or a penalty."""
+    if sealed.pruner is None:
+        return None
+    return "keep" if getattr(sealed.pruner.score, "penalty", None) is None else "penalty"
 
 
 def _shrunk(shrink: Shrink, model: Any, prepared: Prepared, folder: Path) -> dict[str, Any]:

@@ -28,7 +28,9 @@ class Settings:
     model: str | None = _setting(None, "What", "hub name or local folder; each task has a default")
     method: str = _setting("platon", "What", "a name from `platon list methods`")
     keep: float = _setting(0.1, "What", "share of the prunable weights that stays, e.g. 0.1")
-    units: str = _setting("weights", "What", "what lives or dies together: weights")
+    units: str = _setting(
+        "weights", "What", "what goes together: weights, columns, blocks, neurons, heads, heads+neurons"
+    )
     dense: str = _setting("none", "What", "train the dense twin too: none, beside, or first (pruning starts from it)")
 
     data: str | None = _setting(None, "Data", "local folder in the hub's layout, or your own file; default: the hub")
@@ -67,7 +69,23 @@ class Settings:
     beta2: float = _setting(0.85, "Pruning", "platon: memory of uncertainty")
     window: int = _setting(10, "Pruning", "platon: steps averaged before they count")
     timing: str = _setting("after", "Pruning", "platon: measure before or after the optimizer moves")
-    scope: str = _setting("global", "Pruning", "rank all weights together (global) or each matrix (matrix)")
+    exponent: float = _setting(1.0, "Pruning", "platon: the power c of uncertainty in the score")
+    scope: str | None = _setting(
+        None, "Pruning", "rank all weights together (global) or each matrix (matrix); default: the method's own"
+    )
+    score_learning_rate: float | None = _setting(
+        None, "Pruning", "learned scores: peak learning rate; default: the method's own"
+    )
+    score_init: float | None = _setting(None, "Pruning", "learned scores: where they start; default: the method's own")
+    penalty: float | None = _setting(
+        None, "Pruning", "soft-movement, l0: fix the penalty, so that sparsity is a result; default: --keep steers it"
+    )
+    tau: float = _setting(0.1, "Pruning", "soft-movement: sigmoid of the score above which a weight stays")
+    min_keep_per_matrix: float | None = _setting(
+        None, "Pruning", "soft-movement, l0: least share of each matrix; default: the method's own"
+    )
+    block_rows: int = _setting(32, "Pruning", "units blocks: outputs of a block")
+    block_columns: int = _setting(32, "Pruning", "units blocks: inputs of a block")
     reference_steps: int | None = _setting(None, "Pruning", "the training that warmup and cooldown refer to")
 
     eval_every: int | None = _setting(None, "Records", "steps between evaluations; default: ten in a training")
@@ -80,7 +98,7 @@ class Settings:
 
 FIELDS = {f.name: f for f in dataclasses.fields(Settings)}
 _CHOICES = {
-    "units": ("weights",),
+    "units": ("weights", "columns", "blocks", "neurons", "heads", "heads+neurons"),
     "dense": ("none", "beside", "first"),
     "optimizer": ("adamw", "adamax", "sgd"),
     "decay": ("linear", "cosine"),
@@ -90,7 +108,8 @@ _CHOICES = {
     "report_to": ("none", "tensorboard", "wandb"),
 }
 _LEAST = (
-    dict.fromkeys(("batch", "accumulate", "steps", "every", "eval_batch", "checkpoints"), 1)
+    dict.fromkeys(("block_rows", "block_columns"), 1)
+    | dict.fromkeys(("batch", "accumulate", "steps", "every", "eval_batch", "checkpoints"), 1)
     | dict.fromkeys(("eval_every", "log_every", "checkpoint_every"), 1)
     | dict.fromkeys(("seed", "learning_rate", "momentum", "weight_decay", "clip"), 0)
     | dict.fromkeys(("warmup", "cooldown", "lr_warmup"), 0)
@@ -134,12 +153,6 @@ def resolve(recipe: str | None = None, config: Path | None = None, flags: Mappin
         if not isinstance(recipe, str):
             raise UserError(f"recipe must be of type str, got {recipe!r}")
         named = recipes.find(recipe).fields
-        unknown = [name for name in named if name not in FIELDS]
-        if unknown:
-            method = named["method"].value
-            raise UserError(
-                f"recipe {recipe!r} needs {', '.join(unknown)} of method {method!r}, which is not there yet"
-            )
         said = {name: (f.value, f.source) for name, f in named.items() if f.value is not None or name == "steps"} | said
     task = tasks.find(str(said.get("task", (Settings().task, "ours"))[0]))
     defaults: dict[str, tuple[Any, Source]] = {
@@ -148,6 +161,10 @@ def resolve(recipe: str | None = None, config: Path | None = None, flags: Mappin
     everything = defaults | said
     if said.get("epochs", (None, "ours"))[1] == "user" and said.get("steps", (None, "ours"))[1] != "user":
         everything["steps"] = (None, "ours")  # the user's epochs beat a recipe's steps
+    if everything["keep"][1] == "user" and everything["penalty"][0] is not None:
+        if everything["penalty"][1] == "user":
+            raise UserError("keep and penalty are both given; with a penalty the share is a result, so leave one out")
+        everything["penalty"] = (None, "ours")  # the user's share beats a recipe's penalty
     settings = Settings(**{name: _converted(name, value) for name, (value, _) in everything.items()})
     return Sourced(settings, {name: source for name, (_, source) in everything.items()}, recipe)
 

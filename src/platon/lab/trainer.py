@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -120,6 +121,7 @@ class PruningCallback(SealedCheckpoints):
         self.keep, self.warmup, self.cooldown, self.every = keep, warmup, cooldown, every
         self.score, self.schedule, self.units = score, schedule, units
         self.on_nonfinite: Literal["raise", "skip"] = on_nonfinite
+        self._settled = ExitStack()  # holds the weights as they are for evaluation, whenever no step is under way
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -128,6 +130,7 @@ class PruningCallback(SealedCheckpoints):
         model, optimizer = kwargs["model"], kwargs["optimizer"]
         if self.pruner is not None:
             self.pruner.detach()
+        self._settled = ExitStack()
         self.pruner = Pruner(
             model,
             optimizer,
@@ -143,9 +146,15 @@ class PruningCallback(SealedCheckpoints):
     ) -> None:
         """Forget Trainer's own best model until the target share is reached: a denser one would win."""
         assert self.pruner is not None
+        self._settled.close()
         target = self.pruner.schedule(state.max_steps)
         if target is not None and self.pruner.keep > target:
             state.best_metric = state.best_global_step = state.best_model_checkpoint = None
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Evaluation and saving come next: they see no random gates."""
+        assert self.pruner is not None
+        self._settled.enter_context(self.pruner.deterministic())
 
     def _cubic(self, total: int) -> Cubic:
         def steps(value: float) -> int:
@@ -154,10 +163,14 @@ class PruningCallback(SealedCheckpoints):
         return Cubic(self.keep, total, steps(self.warmup), steps(self.cooldown), self.every)
 
     def numbers(self) -> dict[str, float]:
-        """What is logged: the share asked for, the share kept, and the score at the boundary."""
+        """What is logged: the share asked for, the share kept, and the score at the boundary, or the penalty."""
         assert self.pruner is not None
-        numbers = {"keep": round(self.pruner.keep, 6), "kept": round(self.pruner.kept(), 6)}
-        return numbers if self.pruner.cut is None else {**numbers, "cut": self.pruner.cut}
+        pruner = self.pruner
+        numbers = {"keep": round(pruner.keep, 6), "kept": round(pruner.kept(), 6)}
+        if getattr(pruner.score, "penalty", None) is not None:
+            del numbers["keep"]  # the share is a result
+        more = {"cut": pruner.cut, "penalty": pruner.penalty}
+        return numbers | {name: value for name, value in more.items() if value is not None}
 
     def on_log(
         self,

@@ -16,6 +16,7 @@ from torch.utils.data import Sampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, get_scheduler
 
 from platon.engine.topology import blocks
+from platon.lab.convergence import gives_one_answer
 from platon.lab.record import append_history
 from platon.lab.settings import Plan, Settings
 from platon.lab.tasks import Prepared
@@ -63,6 +64,7 @@ class LabTrainer(Trainer):
 
     def __init__(self, settings: Settings, plan: Plan, prepared: Prepared, **kwargs: Any) -> None:
         self.lab_settings, self.plan, self.prepared = settings, plan, prepared
+        self.one_answer: dict[str, bool] = {}  #: split -> whether the last measurement found one answer to every row
         self.order = Order(
             len(prepared.train), settings.batch, settings.seed, prepared.lengths if settings.group_by_length else None
         )
@@ -113,6 +115,7 @@ class LabTrainer(Trainer):
                 self.get_eval_dataloader(rows), description=split, prediction_loss_only=False, metric_key_prefix="eval"
             )
             results[split] = self.prepared.score(split, loop.predictions, loop.label_ids)
+            self.one_answer[split] = gives_one_answer(loop.predictions)
         return results
 
 
@@ -200,6 +203,8 @@ class Watch(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Each logged line is a line of the history."""
+        if logs and not math.isfinite(logs.get("loss", 0.0)):
+            self.sealed.extra.setdefault("not_finite", f"the loss was not finite at step {state.global_step}")
         if state.is_world_process_zero and logs and ("loss" in logs or any(name.startswith("eval_") for name in logs)):
             numbers = {name: value for name, value in logs.items() if math.isfinite(value)}
             append_history(self.folder, {"step": state.global_step, **numbers})
@@ -220,7 +225,9 @@ class Watch(TrainerCallback):
         if state.global_step < self.plan.total - self.plan.cooldown:
             return
         if self.best is None or value > self.best["value"]:
-            self.sealed.extra["best"] = {"step": state.global_step, "value": value}
+            pruner = self.sealed.pruner
+            kept = 1.0 if pruner is None else pruner.kept()
+            self.sealed.extra["best"] = {"step": state.global_step, "value": value, "kept": kept}
             if state.is_world_process_zero:
                 save_whole(kwargs["model"], self.best_folder(state.global_step))
 

@@ -1,0 +1,145 @@
+"""Ranking of groups: one number each, so that all of them are sorted. How they are chosen is said at `select`."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from platon.engine import kernels
+from platon.engine.learned import Gated, Learned
+from platon.engine.matrix import Matrix
+from platon.engine.part import Groups, Part, sum_of
+from platon.engine.ranking import Pool, Ranking, how_many
+from platon.engine.score import Score
+
+
+class GroupRanking(Ranking):
+    """Groups of weights are the units.
+
+    A group's signal is Σ w g, and the absolute value comes after the sum. A score that averages it gets that sum by
+    weight, Σ w g / n, and magnitude is the mean of |w|: so a score says what a weight of the group is worth, and groups
+    of unlike size compare. Since `keep` counts weights, that is the greedy choice: the most worth for the weights kept.
+    A learned score gets the sum itself, which is its gradient.
+    """
+
+    def __init__(self, score: Score, matrices: Sequence[Matrix], groups: Sequence[Groups]) -> None:
+        device = matrices[0].device
+        starts = torch.tensor([0, *(own.count for own in groups)]).cumsum(0).tolist()
+        pools = [
+            Pool.fresh(own.name, own.count, start, score, device) for own, start in zip(groups, starts, strict=False)
+        ]
+        self.groups = groups
+        self._sizes = torch.cat([own.sizes for own in groups]).to(device)
+        super().__init__(score, matrices, pools, int(self._sizes.sum()))
+
+    def update(self, step: int, keep: float | None = None) -> None:
+        """Per group: a sum over its weights, then the score's own equations on one number."""
+        phase = self.score.phase(step)
+        for own, pool in zip(self.groups, self.pools, strict=True):
+            signal = self._signal(own, pool)
+            gate = self.score.gate(pool.state, settled=False) if isinstance(self.score, Gated) else None
+            for name, tensor in self.score.update(pool.state, signal, phase).items():
+                pool.state[name].copy_(tensor)
+            for part in own.parts:
+                if gate is not None and part.parameter.grad is not None:
+                    part.parameter.grad.mul_(part.expand(gate))
+
+    def _signal(self, own: Groups, pool: Pool) -> Tensor | None:
+        sums = [
+            part.reduce(part.parameter.detach().float() * part.parameter.grad.float()).to(pool.bits.device)
+            for part in own.parts
+            if part.parameter.grad is not None
+        ]
+        if not sums:
+            return None
+        total = sum_of(sums)
+        return (total if isinstance(self.score, Learned) else total / own.sizes.to(total.device)).float()
+
+    def _values(self, own: Groups, pool: Pool) -> Tensor:
+        weight = sum_of(part.reduce(part.parameter.detach().abs()).to(pool.bits.device) for part in own.parts)
+        return self.score.value(pool.state, (weight / own.sizes.to(weight.device)).float())
+
+    def select(self, keep: float) -> None:
+        """The longest run of the ranking that does not exceed k weights, after the spared groups are set aside.
+
+        k = round(keep · N) of all N weights, or of each pool's. Equal scores: the first stays.
+        """
+        values = [self._values(own, pool) for own, pool in zip(self.groups, self.pools, strict=True)]
+        if bool(torch.cat(values).isnan().any()):
+            raise ValueError(
+                "a score is NaN, so there is no order; look for NaN among the weights or in the pruner's state"
+            )
+        if keep == 1:
+            kept = [torch.ones_like(value, dtype=torch.bool) for value in values]
+        elif self.score.scope == "matrix":
+            kept = [
+                _longest([value], [own], how_many(keep, int(own.sizes.sum())))[0]
+                for value, own in zip(values, self.groups, strict=True)
+            ]
+        else:
+            kept = _longest(values, self.groups, how_many(keep, self.total))
+            self.cut = torch.cat([v[k] for v, k in zip(values, kept, strict=True)]).amin()
+        self._apply(kept)
+
+    def open(self, value: float, least: float) -> None:
+        """Of each pool at least what is spared."""
+        kept = []
+        for own, pool in zip(self.groups, self.pools, strict=True):
+            score = self._values(own, pool)
+            floor = max(own.spare, how_many(least, own.count) if least else 0)
+            best = score.sort(descending=True, stable=True).indices[:floor]
+            kept.append((score > value).index_fill(0, best, True))
+        self._apply(kept)
+
+    def _apply(self, kept: Sequence[Tensor]) -> None:
+        for pool, mask in zip(self.pools, kept, strict=True):
+            kernels.pack(mask.clone(), pool.bits)  # a copy, because eight bytes are read at a time
+        self.kept_count = int(self._sizes[torch.cat(list(kept))].sum())
+        self.hold("weight")
+
+    def hold(self, what: str) -> None:
+        """Matrix by matrix."""
+        if self.kept_count == self.total:
+            return
+        for pool, part in self._parts():
+            tensor = part.parameter.detach() if what == "weight" else part.parameter.grad
+            if tensor is not None:
+                tensor.masked_fill_(~part.expand(pool.kept()).to(tensor.device), 0)
+
+    def gate(self, settled: bool) -> None:
+        """A group's weights share a gate."""
+        assert isinstance(self.score, Gated)
+        full = {matrix.name: matrix.full for matrix in self.matrices}
+        for pool, part in self._parts():
+            weights = full[part.name]
+            assert weights is not None
+            gate = part.expand(self.score.gate(pool.state, settled)).to(weights.device)
+            part.parameter.detach().copy_(weights.view(part.parameter.shape).float() * gate)
+
+    def masks(self) -> dict[str, Tensor]:
+        """Each weight as its group."""
+        found = {
+            part.name: part.expand(pool.kept()).expand(part.parameter.shape).to(part.parameter.device)
+            for pool, part in self._parts()
+        }
+        return {matrix.name: found[matrix.name] for matrix in self.matrices}
+
+    def _parts(self) -> list[tuple[Pool, Part]]:
+        return [(pool, part) for own, pool in zip(self.groups, self.pools, strict=True) for part in own.parts]
+
+
+def _longest(values: Sequence[Tensor], groups: Sequence[Groups], k: int) -> list[Tensor]:
+    """Which groups stay: those that are spared, then down the ranking until the next would be one too many."""
+    device = values[0].device
+    spared = []
+    for value, own in zip(values, groups, strict=True):
+        best = value.sort(descending=True, stable=True).indices[: own.spare]
+        spared.append(torch.zeros_like(value, dtype=torch.bool).index_fill(0, best, True))
+    reserved = torch.cat(spared)
+    sizes = torch.cat([own.sizes for own in groups]).to(device)
+    room = k - int(sizes[reserved].sum())
+    order = torch.cat(list(values)).sort(descending=True, stable=True).indices
+    order = order[~reserved[order]]
+    filled = sizes[order].cumsum(0) <= room
+    kept = reserved.index_fill(0, order[filled], True)
+    return list(torch.split(kept, [own.count for own in groups]))
