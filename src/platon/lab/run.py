@@ -143,7 +143,7 @@ def _run(
                 trainer.train(resume_from_checkpoint=None if last is None else str(last))
             except NotFinite as error:  # this run has a result, and the result is that it has none
                 sealed.extra["not_finite"] = f"{str(error).split(';')[0]} at step {trainer.state.global_step + 1}"
-                return _finish(sourced, folder, steps, prepared, trainer, sealed, watch, dense)
+                return _finish(sourced, folder, steps, prepared, trainer, sealed, watch, shrink, dense)
         if watch.stop_signal is not None and trainer.state.global_step < steps.total:
             raise Interrupted(watch.stop_signal, folder)
         return _finish(sourced, folder, steps, prepared, trainer, sealed, watch, shrink, dense)

@@ -36,9 +36,7 @@ def setting_name(line: dict[str, Any]) -> str:
 def tables(found: dict[str, Any]) -> list[Table]:
     """The models, then every setting: what was measured, the pruned model beside the dense one."""
     names = list(found["models"])
-    sizes = Table(
-        title=f"{found['machine']['threads']} threads of {found['machine']['processor']}", title_justify="left"
-    )
+    sizes = Table(title=_machine(found), title_justify="left")
     for name in ("", *names):
         sizes.add_column(name, justify="right" if name else "left")
     models = found["models"].values()
