@@ -15,7 +15,6 @@ from platon import cli, cli_deploy
 from platon.deploy import onnx, speed
 from platon.deploy.shrink import shrink
 from platon.engine.family import heads, neurons
-from platon.lab import settings as lab_settings
 from platon.lab.errors import UserError
 from platon.lab.record import read_record
 from platon.lab.run import prune, reopen
@@ -235,32 +234,22 @@ def test_help_is_quick_and_says_it_all(command: str, capsys: pytest.CaptureFixtu
 # --- at the end of a run ----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(lab_settings._CHOICES, "units", ("weights", "heads+neurons"))
-
-
-def test_a_structured_run_ends_with_its_compact_model(in_groups: None, tmp_path: Path) -> None:
-    def emptied(model: Any, batch: Any, folder: Path, processor: Any) -> dict[str, Any]:
-        """Stands in for pruning in groups."""
-        with torch.no_grad():
-            family = heads(model)[0]
-            for member in family.members:
-                member.parameter.index_fill_(member.dim, (member.group == 1).nonzero().view(-1), 0.0)
-        return shrink(model, batch, folder, processor)
-
+def test_a_structured_run_ends_with_its_compact_model(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    record = prune(resolve(flags={**TINY, "dense": "none", "units": "heads+neurons"}), folder, shrink=emptied)
+    flags = {**TINY, "dense": "none", "units": "heads+neurons", "keep": 0.5}
+    record = prune(resolve(flags=flags), folder, shrink=shrink)
     small = platon.load(folder / "compact")
-    assert heads(small)[0].count == 3
-    assert record["compact"]["parameters"] == sum(p.numel() for p in small.parameters()) < record["parameters"]["all"]
+    before = speed.opened(folder / "model")
+    assert sum(family.count for family in neurons(small)) < sum(family.count for family in neurons(before))
+    assert record["compact"]["parameters"] == sum(p.numel() for p in small.parameters())
+    assert record["compact"]["parameters"] <= record["parameters"]["left"]
     assert record["compact"]["bytes"] == (folder / "compact" / "model.safetensors").stat().st_size
     assert record["compact"]["difference"] <= 1e-5
     assert read_record(folder)["compact"] == record["compact"]
     assert (folder / "compact" / "preprocessor_config.json").exists()
 
 
-def test_a_compact_model_that_cannot_be_made_costs_no_run(in_groups: None, tmp_path: Path) -> None:
+def test_a_compact_model_that_cannot_be_made_costs_no_run(tmp_path: Path) -> None:
     def refused(model: Any, batch: Any, folder: Path, processor: Any) -> dict[str, Any]:
         raise ValueError("the heads of Model are not known")
 
