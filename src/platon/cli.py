@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from platon.cli_deploy import export, measure_speed, speed
 from platon.lab.errors import UserError
 from platon.lab.settings import FIELDS, Sourced, resolve
+from platon.terminal import console, errors, tell
 
 app = typer.Typer(
     name="platon",
@@ -27,12 +28,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# A table for a file or a pipe is wide enough for its words: nothing is cut off where nobody can widen the window.
-# (Both sizes, because rich takes a dumb terminal for 80 columns unless it is told both.)
-_width, _height = (None, None) if sys.stdout.isatty() else (160, 50)
-console = Console(highlight=False, soft_wrap=True, width=_width, height=_height)
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
-
 _TYPES = {"str": str, "int": int, "float": float, "bool": bool}
 
 
@@ -108,20 +103,28 @@ def prune(
     else:
         sourced = resolve(recipe, config, flags)
     folder = output or _default_folder(sourced)
+    from platon.deploy.shrink import shrink
     from platon.lab.run import Say
     from platon.lab.run import prune as run_prune
     from platon.report.figures import draw_run
 
-    record = run_prune(
-        sourced, folder, resume, Say(lambda text: console.print(escape(text), style="dim"), sys.stderr.isatty())
-    )
+    record = run_prune(sourced, folder, resume, Say(tell, sys.stderr.isatty()), shrink)
     figures = draw_run(folder)
     console.print(_results(record))
     if record["not_converged"]:
         console.print(f"did not converge (N.A.): {escape(record['not_converged'])}", style="yellow")
     shown = [("model", folder / "model"), ("record", folder / "record.json"), ("figures", figures[0].parent)]
+    small = record.get("compact")
+    if small and "error" not in small:
+        shown.insert(1, ("compact", folder / "compact"))
+        try:
+            measure_speed(folder, None, ("eager",), (8,), (128,), rounds=10, threads=None, metric=False)
+        except UserError as error:  # the run itself is complete
+            console.print(f"{'speed':8} not measured: {escape(str(error))}")
     for what, path in shown:
         console.print(f"{what:8} {escape(str(path))}")
+    if small and "error" in small:
+        console.print(f"{'compact':8} not made: {escape(small['error'])}")
     console.print("\nNext:", style="bold")
     for line in (f"platon inspect {folder}", f"platon eval {folder}", "platon prune --help"):
         console.print(f"  {escape(line)}")
@@ -152,6 +155,12 @@ def _results(record: dict[str, Any]) -> Table:
     table.add_row("prunable weights kept", *(shares[name] for name, _ in columns))
     table.add_row("parameters that are not zero", *(f"{found['parameters']['left']:,}" for _, found in columns))
     table.add_row("size on disk", *(f"{found['bytes'] / 1e6:.2f} MB" for _, found in columns))
+    small = record.get("compact")
+    if small and "error" not in small:
+        before = [""] * (len(columns) - 1)
+        table.add_row("parameters of the compact model", *before, f"{small['parameters']:,}")
+        table.add_row("its size on disk", *before, f"{small['bytes'] / 1e6:.2f} MB")
+        table.add_row("largest difference of its outputs", *before, f"{small['difference']:.1e}")
     table.add_row("time", *(in_words(found["seconds"]) for _, found in columns))
     return table
 
@@ -197,6 +206,10 @@ def evaluate(
             before = record["results"].get(split, {}).get(metric)
             table.add_row(split, metric, f"{100 * value:.2f} %", "--" if before is None else f"{100 * before:.2f} %")
     console.print(table)
+
+
+app.command()(export)
+app.command()(speed)
 
 
 @app.command("inspect")
