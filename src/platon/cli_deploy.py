@@ -103,7 +103,7 @@ _WRITERS = {Format.sparse: _write_sparse, Format.compact: _write_compact, Format
 
 def speed(
     run: Annotated[Path, typer.Argument(help="run folder")],
-    engine: Annotated[list[str], typer.Option(help="eager, compile or onnx; may be given several times")] = [  # noqa: B006
+    engine: Annotated[list[str], typer.Option(help="eager, compile, onnx or sparse; may be given several times")] = [  # noqa: B006
         "eager",
         "compile",
         "onnx",

@@ -173,7 +173,7 @@ def test_models_are_opened_whoever_saved_them(folders: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"engines": ("fast",)}, "no engine is called 'fast'; there are eager, compile, onnx"),
+        ({"engines": ("fast",)}, "no engine is called 'fast'; there are eager, compile, onnx, sparse"),
         ({"rows": (1, 0)}, "batch must be at least 1, got 1, 0"),
         ({"rows": ()}, "batch must be at least 1, got none"),
         ({"lengths": (-3,)}, "length must be at least 1, got -3"),
