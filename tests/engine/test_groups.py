@@ -318,6 +318,15 @@ def test_an_architecture_that_is_not_known_is_refused_by_name(net: nn.Module) ->
         platon.heads(net)
 
 
+def test_what_is_frozen_stays() -> None:
+    model = make_bert()
+    model.bert.encoder.layer[0].requires_grad_(False)
+    assert all("layer.1." in name for name in platon.heads(model).matrices)
+    model.requires_grad_(False)
+    with pytest.raises(ValueError, match="the model has no neurons that are trained in full"):
+        platon.neurons(model)
+
+
 def test_a_state_of_other_units_is_refused() -> None:
     model = make_bert()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -154,6 +154,8 @@ def _units(families: Sequence[family.Family], spare: int, name: str) -> Units:
     found: dict[str, nn.Parameter] = {}
     groups = []
     for own in families:
+        if not all(member.parameter.requires_grad for member in own.members):
+            continue  # what is frozen stays, and what goes with it
         parts = []
         for member in own.members:
             strips = Strips(member.group, own.count)
@@ -163,6 +165,8 @@ def _units(families: Sequence[family.Family], spare: int, name: str) -> Units:
                 Part(plain, member.parameter, **({"rows": strips} if member.dim == 0 else {"columns": strips}))
             )
         groups.append(Groups(f"{plain_name(own.name)} {name}", own.count, tuple(parts), spare))
+    if not groups:
+        raise ValueError(f"the model has no {name} that are trained in full; unfreeze the matrices that they lie in")
     return Units(found, tuple(groups), name)
 
 
