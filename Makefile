@@ -35,12 +35,13 @@ check: $(READY)
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/full_size.py
 	$(BIN)/python benchmarks/sparse.py
+	$(BIN)/python benchmarks/compact.py
 
 # torch comes first and by itself, so that no other package decides which build is taken.
 $(READY): constraints.txt pyproject.toml setup.py $(wildcard src/platon/deploy/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lab,export,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lab,export,cluster,dev]'
 	touch $@
 
 clean:

@@ -277,3 +277,9 @@ ARCHITECTURES: dict[str, Architecture] = {
 def architecture(request: pytest.FixtureRequest) -> Architecture:
     """Each of them in turn."""
     return ARCHITECTURES[request.param]
+
+
+@pytest.fixture
+def architectures() -> dict[str, Architecture]:
+    """All of them."""
+    return ARCHITECTURES

@@ -126,11 +126,23 @@ def paper_row(place: Path) -> None:
     make_bert(place / "models" / "bert-base-uncased")
 
 
+def stored_model(place: Path) -> None:
+    """A model that was saved as bits and values."""
+    make_bert(place / "my-model")
+    model = BertForSequenceClassification.from_pretrained(place / "my-model")
+    with torch.no_grad():
+        model.bert.encoder.layer[0].output.dense.weight.view(-1)[::3] = 0.0
+    platon.save(model, place / "sparse-model", sparse=True)
+
+
 IN_PLACE: dict[str, Callable[[Path], None]] = {
+    "small-and-fast": lambda place: None,
+    "storage": stored_model,
     "prune-your-own-model": own_model,
     "prune-in-your-own-trainer": own_trainer,
     "prune-in-a-plain-loop": lambda place: None,
     "add-a-method": lambda place: None,
+    "run-a-sweep": lambda place: None,
     "reproduce-a-row-of-the-paper": paper_row,
     "sparse": lambda place: None,
 }

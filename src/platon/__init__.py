@@ -7,7 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from platon.deploy.compact import compact
     from platon.deploy.sparse import sparsify
+    from platon.deploy.storage import load, save
     from platon.engine.hold import Hold, hold
     from platon.engine.learned import HardConcrete, Movement, SoftMovement
     from platon.engine.pruner import Pruner
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "platon.deploy.compact": ("compact",),
+    "platon.deploy.storage": ("load", "save"),
     "platon.deploy.sparse": ("sparsify",),
     "platon.engine.hold": ("Hold", "hold"),
     "platon.engine.learned": ("HardConcrete", "Movement", "SoftMovement"),
@@ -50,9 +54,12 @@ __all__ = [
     "__version__",
     "blocks",
     "columns",
+    "compact",
     "heads",
     "hold",
+    "load",
     "neurons",
+    "save",
     "sparsify",
     "weights",
 ]

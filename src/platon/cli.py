@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from platon.cli_deploy import export, measure_speed, speed
 from platon.lab.errors import UserError
 from platon.lab.settings import FIELDS, Sourced, resolve
+from platon.terminal import console, errors, tell
 
 app = typer.Typer(
     name="platon",
@@ -27,12 +28,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# A table for a file or a pipe is wide enough for its words: nothing is cut off where nobody can widen the window.
-# (Both sizes, because rich takes a dumb terminal for 80 columns unless it is told both.)
-_width, _height = (None, None) if sys.stdout.isatty() else (160, 50)
-console = Console(highlight=False, soft_wrap=True, width=_width, height=_height)
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
-
 _TYPES = {"str": str, "int": int, "float": float, "bool": bool}
 
 
@@ -42,6 +37,14 @@ class Listing(StrEnum):
     tasks = "tasks"
     methods = "methods"
     recipes = "recipes"
+    sweeps = "sweeps"
+
+
+class Engine(StrEnum):
+    """Where the runs of a sweep run."""
+
+    local = "local"
+    ray = "ray"
 
 
 def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -100,20 +103,28 @@ def prune(
     else:
         sourced = resolve(recipe, config, flags)
     folder = output or _default_folder(sourced)
+    from platon.deploy.shrink import shrink
     from platon.lab.run import Say
     from platon.lab.run import prune as run_prune
     from platon.report.figures import draw_run
 
-    record = run_prune(
-        sourced, folder, resume, Say(lambda text: console.print(escape(text), style="dim"), sys.stderr.isatty())
-    )
+    record = run_prune(sourced, folder, resume, Say(tell, sys.stderr.isatty()), shrink)
     figures = draw_run(folder)
     console.print(_results(record))
     if record["not_converged"]:
         console.print(f"did not converge (N.A.): {escape(record['not_converged'])}", style="yellow")
     shown = [("model", folder / "model"), ("record", folder / "record.json"), ("figures", figures[0].parent)]
+    small = record.get("compact")
+    if small and "error" not in small:
+        shown.insert(1, ("compact", folder / "compact"))
+        try:
+            measure_speed(folder, None, ("eager",), (8,), (128,), rounds=10, threads=None, metric=False)
+        except UserError as error:  # the run itself is complete
+            console.print(f"{'speed':8} not measured: {escape(str(error))}")
     for what, path in shown:
         console.print(f"{what:8} {escape(str(path))}")
+    if small and "error" in small:
+        console.print(f"{'compact':8} not made: {escape(small['error'])}")
     console.print("\nNext:", style="bold")
     for line in (f"platon inspect {folder}", f"platon eval {folder}", "platon prune --help"):
         console.print(f"  {escape(line)}")
@@ -128,6 +139,8 @@ def _default_folder(sourced: Sourced) -> Path:
 
 def _results(record: dict[str, Any]) -> Table:
     """Dense and pruned beside each other, as far as both are there."""
+    from platon.lab.board import in_words
+
     pruned = record["method"] != "dense"
     table = Table(title=f"{record['task']}, {record['method']}", title_justify="left")
     table.add_column("")
@@ -142,14 +155,38 @@ def _results(record: dict[str, Any]) -> Table:
     table.add_row("prunable weights kept", *(shares[name] for name, _ in columns))
     table.add_row("parameters that are not zero", *(f"{found['parameters']['left']:,}" for _, found in columns))
     table.add_row("size on disk", *(f"{found['bytes'] / 1e6:.2f} MB" for _, found in columns))
-    table.add_row("time", *(_duration(found["seconds"]) for _, found in columns))
+    small = record.get("compact")
+    if small and "error" not in small:
+        before = [""] * (len(columns) - 1)
+        table.add_row("parameters of the compact model", *before, f"{small['parameters']:,}")
+        table.add_row("its size on disk", *before, f"{small['bytes'] / 1e6:.2f} MB")
+        table.add_row("largest difference of its outputs", *before, f"{small['difference']:.1e}")
+    table.add_row("time", *(in_words(found["seconds"]) for _, found in columns))
     return table
 
 
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+@app.command()
+def sweep(
+    source: Annotated[str, typer.Argument(metavar="FILE", help="sweep file, or a name from `platon list sweeps`")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="folder of the runs; default: runs/ and the file's name")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="runs at a time; they share the cores")] = 1,
+    engine: Annotated[Engine, typer.Option(help="where runs run: this machine, or a Ray cluster")] = Engine.local,
+    dry: Annotated[bool, typer.Option("--dry", help="say what would run and for how long, and stop")] = False,
+    estimate: Annotated[bool, typer.Option(help="try a few steps of each kind of run first, to tell the time")] = True,
+) -> None:
+    """Run every combination of settings that a file names; finished runs are skipped, interrupted ones go on.
+
+    Example: [bold]platon sweep glue --dry[/bold]
+    """
+    from platon.lab import sweeping
+
+    folder = output or Path("runs") / Path(source).stem
+    failed = sweeping.run(source, folder, jobs, engine.value, dry, estimate, console)
+    if failed:
+        errors.print(f"{failed} of the runs failed; their output is in {escape(str(folder / 'logs'))}")
+        raise typer.Exit(1)
 
 
 @app.command("eval")
@@ -169,6 +206,10 @@ def evaluate(
             before = record["results"].get(split, {}).get(metric)
             table.add_row(split, metric, f"{100 * value:.2f} %", "--" if before is None else f"{100 * before:.2f} %")
     console.print(table)
+
+
+app.command()(export)
+app.command()(speed)
 
 
 @app.command("inspect")
@@ -199,7 +240,7 @@ def show_names(
     what: Annotated[Listing, typer.Argument(help="what to list")],
     name: Annotated[str | None, typer.Argument(help="recipes: show this one in full")] = None,
 ) -> None:
-    """List tasks, methods or recipes."""
+    """List tasks, methods, recipes or sweeps."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     if what is Listing.tasks:
         from platon.lab.tasks import TASKS
@@ -215,6 +256,13 @@ def show_names(
             table.add_column(column, overflow="fold")
         for key, method in METHODS.items():
             table.add_row(key, method.line, method.citation)
+    elif what is Listing.sweeps:
+        from platon.lab.sweep import read, shipped, title
+
+        for column in ("sweep", "runs", "what"):
+            table.add_column(column)
+        for key, path in shipped().items():
+            table.add_row(key, f"{len(read(key, Path())):,}", title(path))
     else:
         from platon.lab import recipes
 

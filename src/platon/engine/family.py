@@ -191,7 +191,7 @@ def inputs_of(linear: Any) -> Tensor:
 
 def width_in(linear: Any) -> int:
     """How many features there are for a linear to read, whether it gathers some of them or reads all."""
-    return int(linear.in_features) if isinstance(linear, nn.Linear) else int(linear.weight.shape[0])
+    return int(linear.in_features if isinstance(linear, nn.Linear) else linear.nx)
 
 
 def _families(model: nn.Module, known: dict[str, Anatomy]) -> list[Family]:

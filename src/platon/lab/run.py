@@ -34,7 +34,7 @@ from platon.lab.record import FORMAT, RECORD, read_json, read_record, rewind_his
 from platon.lab.settings import Plan, Settings, Sourced, plan
 from platon.lab.tasks import Prepared, Request
 from platon.lab.trainer import PruningCallback, SealedCheckpoints
-from platon.lab.training import LabTrainer, Trained, Watch, save_whole
+from platon.lab.training import Clock, LabTrainer, Trained, Watch, save_whole
 
 
 class Interrupted(Exception):  # noqa: N818  # it is no error
@@ -54,7 +54,14 @@ class Say:
     progress: bool = False
 
 
-def prune(sourced: Sourced, folder: Path, resume: bool = False, say: Say | None = None) -> dict[str, Any]:
+#: cuts a model to what a structured run left of it: the model, inputs to check it on, the folder to save it in and the
+#: processor to save beside it -> what the record says of it
+Shrink = Callable[[Any, dict[str, Any], Path, Any], dict[str, Any]]
+
+
+def prune(
+    sourced: Sourced, folder: Path, resume: bool = False, say: Say | None = None, shrink: Shrink | None = None
+) -> dict[str, Any]:
     """Run to the end, with the dense twin where the settings ask for it; returns the record."""
     say = say or Say()
     settings = sourced.settings
@@ -64,7 +71,7 @@ def prune(sourced: Sourced, folder: Path, resume: bool = False, say: Say | None 
     _checked(METHODS[settings.method].build, asdict(settings))  # before the twin is trained, not after
     with claimed(folder, sourced, resume):
         if settings.method == "dense" or settings.dense == "none":
-            return _run(sourced, folder, say)
+            return _run(sourced, folder, say, shrink)
         dense = folder / "dense"
         twin = replace(sourced, settings=replace(settings, method="dense", dense="none"))
         say.line(f"training the dense twin in {dense}")
@@ -76,11 +83,16 @@ def prune(sourced: Sourced, folder: Path, resume: bool = False, say: Say | None 
         aim = f"to {settings.keep:.0%}" if settings.penalty is None else f"with penalty {settings.penalty:g}"
         say.line(f"pruning {aim} while fine-tuning")
         start = str(dense / "model") if settings.dense == "first" else None
-        return _run(sourced, folder, say, start=start, dense=before)
+        return _run(sourced, folder, say, shrink, start=start, dense=before)
 
 
 def _run(
-    sourced: Sourced, folder: Path, say: Say, start: str | None = None, dense: dict[str, Any] | None = None
+    sourced: Sourced,
+    folder: Path,
+    say: Say,
+    shrink: Shrink | None = None,
+    start: str | None = None,
+    dense: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     if (folder / RECORD).exists():
         say.line(f"{folder} is finished")
@@ -131,10 +143,10 @@ def _run(
                 trainer.train(resume_from_checkpoint=None if last is None else str(last))
             except NotFinite as error:  # this run has a result, and the result is that it has none
                 sealed.extra["not_finite"] = f"{str(error).split(';')[0]} at step {trainer.state.global_step + 1}"
-                return _finish(sourced, folder, steps, prepared, trainer, sealed, watch, dense)
+                return _finish(sourced, folder, steps, prepared, trainer, sealed, watch, shrink, dense)
         if watch.stop_signal is not None and trainer.state.global_step < steps.total:
             raise Interrupted(watch.stop_signal, folder)
-        return _finish(sourced, folder, steps, prepared, trainer, sealed, watch, dense)
+        return _finish(sourced, folder, steps, prepared, trainer, sealed, watch, shrink, dense)
 
 
 def _request(settings: Settings, start: str | None) -> Request:
@@ -232,9 +244,10 @@ def _finish(
     trainer: LabTrainer,
     sealed: SealedCheckpoints,
     watch: Watch,
+    shrink: Shrink | None,
     dense: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """Take the best model, measure it, save it, and write the record last."""
+    """Take the best model, measure it, save it, cut it down if it was pruned in groups, and write the record last."""
     model: Any = trainer.model
     best = watch.best
     if sealed.pruner is not None:
@@ -257,6 +270,8 @@ def _finish(
     left = {name: int(matrix.count_nonzero()) for name, matrix in matrices.items()}
     prunable = sum(matrix.numel() for matrix in matrices.values())
     parameters = sum(p.numel() for p in model.parameters())
+    in_groups = sealed.pruner is not None and sourced.settings.units != "weights"
+    compact = _shrunk(shrink, model, prepared, folder) if shrink is not None and in_groups else None
     record = {
         "format": FORMAT,
         "task": sourced.settings.task,
@@ -276,6 +291,7 @@ def _finish(
         "parameters": {"all": parameters, "prunable": prunable, "left": parameters - prunable + sum(left.values())},
         "layers": {name: left[name] / matrix.numel() for name, matrix in matrices.items()},
         "bytes": sum(path.stat().st_size for path in (folder / "model").glob("*.safetensors")),
+        "compact": compact,
         "seconds": round(sealed.clock(), 1),
         "dense": None
         if dense is None
@@ -302,15 +318,52 @@ def _decided_by(sealed: SealedCheckpoints) -> str | None:
     return "keep" if getattr(sealed.pruner.score, "penalty", None) is None else "penalty"
 
 
+def _shrunk(shrink: Shrink, model: Any, prepared: Prepared, folder: Path) -> dict[str, Any]:
+    """What the record says of the compact model, or why there is none: the run itself is complete without it."""
+    try:
+        return shrink(model, prepared.batch(), folder / "compact", prepared.processor)
+    except ValueError as error:
+        return {"error": str(error)}
+
+
+def trial(sourced: Sourced, tried: int = 4) -> tuple[int, float]:
+    """The steps that a run will have, and the seconds that one of them takes here: the median of a few, after one."""
+    settings = sourced.settings
+    prepared = tasks.find(settings.task).prepare(_request(settings, None))
+    steps = plan(sourced, len(prepared.train))
+    disable_progress_bar()
+    set_seed(settings.seed)
+    with tempfile.TemporaryDirectory() as place:
+        arguments = _arguments(settings, steps, prepared, Path(place), progress=False)
+        arguments.max_steps, arguments.eval_strategy, arguments.save_strategy = tried, "no", "no"
+        trainer = LabTrainer(settings, steps, prepared, model=prepared.build(), args=arguments)
+        trainer.remove_callback(PrinterCallback)
+        clock = Clock()
+        trainer.callback_handler.callbacks[0:0] = [_callback(settings, steps), clock]
+        trainer.train()
+    return steps.total, clock.middle()
+
+
 def evaluate_run(folder: Path, data: Path | None = None) -> tuple[dict[str, Any], dict[str, dict[str, float]]]:
     """Measure the model of a finished run again; returns the record and the new results."""
+    record, prepared, measure = reopen(folder, data)
+    return record, measure(prepared.build())
+
+
+def reopen(
+    folder: Path, data: Path | None = None
+) -> tuple[dict[str, Any], Prepared, Callable[[Any], dict[str, dict[str, float]]]]:
+    """The record of a finished run, its task again, and a function that measures a model on it."""
     record = read_record(folder)
     settings = Settings(**{name: said["value"] for name, said in record["settings"].items()})
     if data is not None:
         settings = replace(settings, data=str(data))
     prepared = tasks.find(settings.task).prepare(_request(settings, str(folder / "model")))
     steps = Plan(1, 0, 0, 0, 1, 1, 1)
-    with tempfile.TemporaryDirectory() as place:
-        arguments = _arguments(settings, steps, prepared, Path(place), progress=False)
-        trainer = LabTrainer(settings, steps, prepared, model=prepared.build(), args=arguments)
-        return record, trainer.measure()
+
+    def measure(model: Any) -> dict[str, dict[str, float]]:
+        with tempfile.TemporaryDirectory() as place:
+            arguments = _arguments(settings, steps, prepared, Path(place), progress=False)
+            return LabTrainer(settings, steps, prepared, model=model, args=arguments).measure()
+
+    return record, prepared, measure

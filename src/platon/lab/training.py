@@ -148,6 +148,26 @@ class Trained(Exception):  # noqa: N818  # it is no error
     """The checkpoint that was resumed from is the last one: there is nothing left to train."""
 
 
+class Clock(TrainerCallback):
+    """How long steps take."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._began = 0.0
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._began = time.monotonic()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.seconds.append(time.monotonic() - self._began)
+
+    def middle(self) -> float:
+        """The median, without the first, which pays for what is done once."""
+        return float(np.median(self.seconds[1:] or self.seconds))
+
+
 class Watch(TrainerCallback):
     """What a run needs beside pruning: the epoch's order, the history, the best model, and a clean stop."""
 

@@ -85,6 +85,12 @@ class Prepared:
     lengths: list[int] | None = None
     label_names: tuple[str, ...] = ("labels",)
 
+    def batch(self, rows: int = 8) -> dict[str, Any]:
+        """The first rows of the first split, as the model takes them, without their labels."""
+        split = next(iter(self.evaluation.values()))
+        made = self.collate([split[number] for number in range(min(rows, len(split)))])
+        return {name: tensor for name, tensor in made.items() if name not in self.label_names}
+
 
 @dataclass(frozen=True)
 class Task:

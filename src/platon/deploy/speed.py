@@ -1,0 +1,260 @@
+"""Measures models beside each other: latency, throughput, size on disk, peak memory, and the task's metric.
+
+Everything is measured, on the CPU, and nothing worked out. The models take turns, so that what else the machine does
+meets all of them; the first in the list is what the others are compared with.
+"""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers.utils import logging as transformers_logging
+
+from platon.deploy import onnx, storage
+
+FORMAT = 1
+Batch = Mapping[str, Tensor]
+Call = Callable[[Batch], Any]
+Engine = Callable[[Callable[[], nn.Module], Batch, Path], Call]
+
+
+def eager(open_model: Callable[[], nn.Module], batch: Batch, place: Path) -> Call:
+    """PyTorch, operation by operation."""
+    model = open_model()
+    return lambda batch: model(**batch)
+
+
+def compiled(open_model: Callable[[], nn.Module], batch: Batch, place: Path) -> Call:
+    """PyTorch's compiler, once for every shape."""
+    torch.compiler.reset()  # it gives up, in silence, after a few versions of one function
+    model = torch.compile(open_model(), dynamic=False)
+    return lambda batch: model(**batch)
+
+
+def onnx_runtime(open_model: Callable[[], nn.Module], batch: Batch, place: Path) -> Call:
+    """ONNX Runtime, from a file that is exported, and checked, when it is not there yet."""
+    path = place / "model.onnx"
+    if not path.exists():
+        onnx.export(open_model(), path, [batch])
+    return onnx.Session(path)
+
+
+#: what a user types -> how a model becomes something that can be called with a batch. An engine gets a function that
+#: opens the model, a batch of at least two rows to prepare itself with, and a folder for files of its own.
+ENGINES: dict[str, Engine] = {"eager": eager, "compile": compiled, "onnx": onnx_runtime}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is measured: engines, batch sizes, lengths (texts alone), and how often."""
+
+    engines: tuple[str, ...] = ("eager",)
+    rows: tuple[int, ...] = (1, 8)
+    lengths: tuple[int, ...] = (128,)
+    rounds: int = 20
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be measured."""
+        for name in self.engines:
+            if name not in ENGINES:
+                raise ValueError(f"no engine is called {name!r}; there are {', '.join(ENGINES)}")
+        for what, values in {"batch": self.rows, "length": self.lengths, "rounds": (self.rounds,)}.items():
+            if not values or min(values) < 1:
+                raise ValueError(f"{what} must be at least 1, got {', '.join(map(str, values)) or 'none'}")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads must be at least 1, got {self.threads}")
+
+
+def measure(
+    folders: Mapping[str, Path],
+    batch: Batch,
+    setting: Setting,
+    metric: Callable[[nn.Module], Any] | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Measure saved models against each other.
+
+    Args:
+        folders: a name for each model, and where it is saved, by `platon.save` or by `save_pretrained`; the first is
+            what the others are compared with.
+        batch: real inputs, of which batches of all sizes are made: rows and tokens are repeated or left out.
+        setting: what to measure.
+        metric: measures a model on its task.
+        tell: is told what happens.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(setting.threads or before)
+    try:
+        models = {name: opened(folder) for name, folder in folders.items()}
+        metrics = {name: None if metric is None else metric(model) for name, model in models.items()}
+        for model in models.values():
+            model.cpu().eval()  # wherever it was taken to be evaluated
+        found: dict[str, Any] = {
+            "format": FORMAT,
+            "machine": _machine(),
+            "rounds": setting.rounds,
+            "models": {
+                name: {
+                    "parameters": sum(p.numel() for p in model.parameters()),
+                    "bytes": storage.size_on_disk(folders[name]),
+                    "metrics": metrics[name],
+                }
+                for name, model in models.items()
+            },
+            "timings": [],
+            "memory": [],
+        }
+        shapes = _shapes(batch, setting)
+        for engine in setting.engines:
+            with TemporaryDirectory() as kept:
+                places = {name: Path(kept) / str(number) for number, name in enumerate(folders)}
+                for place in places.values():
+                    place.mkdir()
+                tell(f"measuring {engine}")
+                for rows, length in shapes:
+                    made = _timings(models, engine, batch, rows, length, places, setting.rounds)
+                    found["timings"] += [{"engine": engine, "rows": rows, "length": length, **line} for line in made]
+                found["memory"] += [
+                    {"engine": engine, "rows": rows, "length": length, "model": name}
+                    | _memory(engine, folders[name], shaped(batch, rows, length), places[name])
+                    for name in folders
+                ]
+        return found
+    finally:
+        torch.set_num_threads(before)
+
+
+def opened(folder: Path) -> nn.Module:
+    """A saved model, whoever wrote it."""
+    if (folder / storage.MANIFEST).exists():
+        return storage.load(folder)
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder)
+        kind = getattr(transformers, (config.architectures or [""])[0], transformers.AutoModel)
+        model: nn.Module = kind.from_pretrained(folder)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ValueError(f"cannot read the model in {str(folder)!r}: {' '.join(str(error).split())[:200]}") from error
+    finally:
+        if bars:
+            transformers_logging.enable_progress_bar()
+    return model.eval()
+
+
+def shaped(batch: Batch, rows: int, length: int | None) -> dict[str, Tensor]:
+    """A batch of this many rows and tokens: what there is, repeated or cut; every token counts."""
+    made = {}
+    for name, tensor in batch.items():
+        if name in onnx.LABELS:
+            continue
+        grown = tensor[torch.arange(rows) % len(tensor)]
+        if length is not None and tensor.ndim == 2 and not tensor.is_floating_point():
+            grown = grown[:, torch.arange(length) % tensor.shape[1]]
+            grown = torch.ones_like(grown) if name == "attention_mask" else grown
+        made[name] = grown.contiguous()
+    return made
+
+
+def _shapes(batch: Batch, setting: Setting) -> list[tuple[int, int | None]]:
+    text = any(tensor.ndim == 2 and not tensor.is_floating_point() for tensor in batch.values())
+    return [(rows, length) for length in (setting.lengths if text else (None,)) for rows in setting.rows]
+
+
+def _timings(
+    models: Mapping[str, nn.Module],
+    engine: str,
+    batch: Batch,
+    rows: int,
+    length: int | None,
+    places: Mapping[str, Path],
+    rounds: int,
+) -> list[dict[str, Any]]:
+    """A line for every model, or one that says why there is none."""
+    example = shaped(batch, max(2, rows), length)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the compiler and the exporter
+        try:
+            with torch.no_grad():
+                calls = {
+                    name: ENGINES[engine](partial(_given, model), example, places[name])
+                    for name, model in models.items()
+                }
+            seconds = _take_turns(calls, shaped(batch, rows, length), rounds)
+        except Exception as error:  # an engine that gives up leaves the other engines' figures alone
+            return [{"error": _sentence(error, length, next(iter(models.values())))}]
+    return [{"model": name, **_numbers(times, rows)} for name, times in seconds.items()]
+
+
+def _given(model: nn.Module) -> nn.Module:
+    return model
+
+
+@torch.inference_mode()
+def _take_turns(calls: Mapping[str, Callable[[Batch], Any]], batch: Batch, rounds: int) -> dict[str, list[float]]:
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(2):  # compiles, allocates, fills caches
+        for call in calls.values():
+            call(batch)
+    for number in range(rounds):
+        order = list(calls)[:: 1 if number % 2 == 0 else -1]  # nobody always comes after the same one
+        for name in order:
+            start = time.perf_counter()
+            calls[name](batch)
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def _numbers(seconds: Sequence[float], rows: int) -> dict[str, float]:
+    """Median and the middle half, in milliseconds; rows a second at the median."""
+    low, middle, high = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else 3 * [seconds[0]]
+    numbers = {"median_ms": 1e3 * middle, "low_ms": 1e3 * low, "high_ms": 1e3 * high, "per_second": rows / middle}
+    return {name: round(value, 4) for name, value in numbers.items()}
+
+
+def _sentence(error: Exception, length: int | None, model: Any) -> str:
+    most = getattr(model.config, "max_position_embeddings", None)
+    if length is not None and most is not None and length > most:
+        return f"the model takes at most {most} tokens, got {length}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _memory(engine: str, folder: Path, batch: Batch, place: Path) -> dict[str, Any]:
+    """The peak of a process that does nothing but load the model and run it once."""
+    file = place / "batch.safetensors"
+    save_file(dict(batch), file)
+    words = [engine, str(folder), str(file), str(place), str(torch.get_num_threads())]
+    command = [sys.executable, "-m", "platon.deploy.memory", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return {"error": " ".join(done.stderr.strip().rpartition("\n")[2].split())[:200]}
+    return {"peak_bytes": int(done.stdout.split()[-1])}
+
+
+def _machine() -> dict[str, Any]:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return {
+        "processor": name or platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "system": platform.system(),
+    }
