@@ -185,8 +185,8 @@ def test_packing_loses_nothing(rows: int, columns: int, density: float, width: i
 
 
 def test_a_part_is_at_most_a_byte_wide() -> None:
-    for columns, density in itertools.product([0, 1, 255, 256, 257, 768, 3072, 5000], [0.01, 0.1, 0.9]):
-        width = part_width(columns, density)
+    for columns in (0, 1, 191, 192, 193, 255, 257, 768, 3072, 5000):
+        width = part_width(columns)
         assert 1 <= width <= WIDEST
         assert width * -(-columns // width) - columns < -(-columns // width) + 1, "parts are equally wide"
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 ROW_BLOCK = 64  # as in sparse.c
 WIDEST = 256  # a column inside a part is one byte
+_WANTED = 192
 
 
 class Packed(NamedTuple):
@@ -31,7 +32,7 @@ class Packed(NamedTuple):
 def pack(weight: Tensor, width: int | None = None) -> Packed:
     """The non-zeros of a matrix [rows, columns]."""
     rows, columns = weight.shape
-    width = width or part_width(columns, int(weight.count_nonzero()) / max(1, weight.numel()))
+    width = width or part_width(columns)
     blocks, parts = -(-rows // ROW_BLOCK), max(1, -(-columns // width))
     padded = F.pad(weight.detach().float(), (0, parts * width - columns, 0, blocks * ROW_BLOCK - rows))
     ordered = padded.view(blocks, ROW_BLOCK, parts, width).transpose(1, 2)
@@ -66,8 +67,7 @@ def unpack(packed: Packed) -> Tensor:
     return whole.reshape(blocks * ROW_BLOCK, parts * packed.width)[: packed.rows, : packed.columns_in].contiguous()
 
 
-def part_width(columns: int, density: float) -> int:
-    """How many columns make a part: few, for the caches; enough for a dozen non-zeros a row, whose sums cost too."""
-    wanted = 192 if density > 0.07 else WIDEST
-    parts = max(1, -(-columns // wanted))
+def part_width(columns: int) -> int:
+    """How many columns make a part: equal parts of at most 192, few for the caches, many because a row's sums cost."""
+    parts = max(1, -(-columns // _WANTED))
     return max(1, -(-columns // parts))
