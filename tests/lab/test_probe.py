@@ -15,7 +15,7 @@ from torch import nn
 from platon.lab import run as lab
 from platon.lab.probe import Probe, beat, count_bits, pick, words
 from platon.lab.record import PROBE, read_history, read_record
-from platon.lab.run import Interrupted, Say, prune
+from platon.lab.run import prune
 from platon.lab.settings import Sourced, resolve
 
 TINY: dict[str, Any] = {"train_rows": 128, "eval_rows": 40, "batch": 16, "steps": 12, "eval_every": 3, "dense": "none"}
@@ -131,7 +131,7 @@ def test_a_stopped_run_writes_the_same_lines(
 ) -> None:
     """Stopped after step 6, resumed from the checkpoint at step 4: what came between is written once."""
 
-    class Killed(Exception):
+    class Killed(Exception):  # noqa: N818
         pass
 
     def die(self: Any, args: Any, state: Any, *rest: Any, **kwargs: Any) -> None:

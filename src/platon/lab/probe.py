@@ -4,8 +4,8 @@ A look reads a dozen weights, never whole tensors; it draws no random number and
 same to the bit with and without it. Lines, each with its `step`:
 
     {"names": [...], "places": [...]}           once: the sampled weights, as matrix and position in it
-    {"signal": [...], "weight": [...]}          every `BEAT` steps: |w g| and |w| as the method meets them, before a mask,
-     + "sensitivity", "uncertainty", "score"    and Ī, Ū or the learned score of these weights, where the method has them
+    {"signal": [...], "weight": [...]}          every `BEAT` steps: their |w g| and |w| as the method meets them, before
+     + "sensitivity", "uncertainty", "score"    a mask, and their Ī, Ū or learned score, where the method has them
     {"removed", "returned", "since"}            with it: shares of all units that left the mask and that came back
     {"quantiles": {"sensitivity": [...], …}}    at `CDF_STEP` and at the quarters of the training, over a fixed sample
     {"layers": {matrix: share kept}}            at each evaluation
