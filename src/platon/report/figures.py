@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from matplotlib.figure import Figure
 
 from platon.lab.record import read_history, read_record
 from platon.report.layers import layer_table
-from platon.report.series import Chart, HeatMap, Line, Series, Violins
+from platon.report.series import Chart, HeatMap, Line, Series, Violins, row_names
 
 INK, KEPT, METRIC = "#333333", "#d95f02", "#1b6ca8"
 # Told apart in any kind of colour vision, and on white as on black.
@@ -108,31 +107,30 @@ def draw_all(found: Series, target: Path) -> list[Path]:
     """Draw everything as SVG and PNG; returns the paths."""
     target.mkdir(parents=True, exist_ok=True)
     names = row_names(found)
-    todo: list[tuple[str, Callable[[], Figure]]] = []
-    todo += [(chart.name, lambda chart=chart: _chart(chart, names)) for chart in found.charts]
-    todo += [(violins.name, lambda violins=violins: _violins(violins)) for violins in found.violins]
-    todo += [(one.name, lambda one=one: _heat_map(one)) for one in found.maps]
     drawn = []
     with mpl.rc_context(STYLE):
-        for name, draw in todo:
-            figure = draw()
+        every: list[Chart | Violins | HeatMap] = [*found.charts, *found.violins, *found.maps]
+        for one in every:
+            figure = _drawing(one, names)
             for kind in ("svg", "png"):
-                path = target / f"{name}.{kind}"
-                figure.savefig(path, bbox_inches="tight", metadata={"Date": None} if kind == "svg" else None)
-                drawn.append(path)
+                path, temporary = target / f"{one.name}.{kind}", target / f".{one.name}.{kind}"
+                dated = {"Date": None} if kind == "svg" else None
+                figure.savefig(temporary, format=kind, bbox_inches="tight", metadata=dated)
+                drawn.append(temporary.replace(path))
     return drawn
 
 
-def row_names(found: Series) -> list[str]:
-    """Every line's name once, so that a method has one colour in all figures."""
-    return list(dict.fromkeys(line.name for chart in found.charts for line in chart.lines))
+def _drawing(one: Chart | Violins | HeatMap, names: list[str]) -> Figure:
+    if isinstance(one, Chart):
+        return _chart(one, names)
+    return _violins(one) if isinstance(one, Violins) else _heat_map(one)
 
 
 def _chart(chart: Chart, names: list[str]) -> Figure:
     figure = Figure(figsize=(5.6, 3.5))
     axes = figure.subplots()
     for line in chart.lines:
-        _line(axes, line, names.index(line.name), markers=len(line.points) < 50)
+        _line(axes, line, 0 if line.dashed else names.index(line.name), markers=len(line.points) < 50)
     if chart.log_x:
         axes.set_xscale("log")
     axes.set_xlabel(chart.x)
@@ -174,7 +172,12 @@ def _violins(violins: Violins) -> Figure:
         for number, one in enumerate(found, 1):
             places, widths = [place for place, _ in one.outline], [0.42 * width for _, width in one.outline]
             axes.fill_betweenx(
-                places, [number - w for w in widths], [number + w for w in widths], color=colour, alpha=0.75, linewidth=0
+                places,
+                [number - w for w in widths],
+                [number + w for w in widths],
+                color=colour,
+                alpha=0.75,
+                linewidth=0,
             )
             axes.plot([number - 0.2, number + 0.2], [one.median] * 2, color="white", linewidth=1.2)
         if span:

@@ -28,13 +28,20 @@ METHODS = {
     "ratio": "S = Ī / Ū",
     "platon": "PLATON",
 }
-FAMILY = ("platon", "sensitivity", "uncertainty", "ratio")  # PLATON and its ablations; the rest are baselines
-_LEARNED, _PENALISED = ("movement", "soft-movement", "l0"), ("soft-movement", "l0")
+FAMILY: tuple[str, ...] = (
+    "platon",
+    "sensitivity",
+    "uncertainty",
+    "ratio",
+)  # PLATON and its ablations; the rest are baselines
+_PENALISED: tuple[str, ...] = ("soft-movement", "l0")
+_LEARNED = ("movement", *_PENALISED)
 # What runs may differ in and still be the same: where things lie, and what is written how often.
 _ASIDE = {"task", "method", "keep", "seed", "data", "eval_batch", "log_every", "checkpoint_every", "checkpoints"}
 _ASIDE |= {"report_to", "trust_remote_code"}
 # Settings that only some methods read.
-_ONLY = dict.fromkeys(("beta1", "beta2", "window", "timing"), FAMILY) | {"exponent": ("platon",), "tau": _PENALISED[:1]}
+_ONLY: dict[str, tuple[str, ...]] = {"exponent": ("platon",), "tau": ("soft-movement",)}
+_ONLY |= dict.fromkeys(("beta1", "beta2", "window", "timing"), FAMILY)
 _ONLY |= dict.fromkeys(("score_learning_rate", "score_init"), _LEARNED)
 _ONLY |= dict.fromkeys(("penalty", "min_keep_per_matrix"), _PENALISED)
 _PRUNING = {"units", "dense", "warmup", "cooldown", "every", "scope", "block_rows", "block_columns", "reference_steps"}
@@ -209,7 +216,9 @@ def _once(found: Iterable[Run], notes: list[str]) -> list[Run]:
                 notes.append(f"the same run {len(own)} times, counted once: {names}")
         elif own[0].twin:
             kept.append(own[0])
-            notes.append(f"dense twins with the same settings and seed differ in their results, the first counts: {names}")
+            notes.append(
+                f"dense twins with the same settings and seed differ in their results, the first counts: {names}"
+            )
         else:
             notes.append(f"left out: runs with the same settings and seed differ in their results: {names}")
     return kept

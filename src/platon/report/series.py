@@ -1,4 +1,4 @@
-"""What the figures show, as numbers: computed once from runs, drawn by `figures` into files and by `page` in a browser."""
+"""What the figures show, as numbers: computed once, drawn by `figures` into files and by `page` in a browser."""
 
 from __future__ import annotations
 
@@ -6,17 +6,10 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from platon.report.layers import layer_table
-from platon.report.runs import FAMILY, Run, Runs
-from platon.report.statistics import Variability, density, deviation, mean, mean_variability
-from platon.report.tables import TASKS, Span, Table, grouped, percent
-
-CDF_STEP = 500  # the paper's
-BINS = 40
+from platon.report.cells import TASKS, grouped, percent
+from platon.report.runs import Run
+from platon.report.statistics import deviation, mean
 
 
 @dataclass(frozen=True)
@@ -88,12 +81,9 @@ class Series:
     maps: tuple[HeatMap, ...]
 
 
-def series(runs: Runs) -> Series:
-    """All of it, in a fixed order."""
-    every = runs.runs
-    charts = [*against_ratio(every), *against_beta(every, "beta1"), *against_beta(every, "beta2")]
-    charts += [*training(every), *churn(every), *distributions(every)]
-    return Series(tuple(charts), tuple(violins(every)), tuple(heat_maps(every)))
+def row_names(found: Series) -> list[str]:
+    """Every line's name once, so that a method has one colour in all figures."""
+    return list(dict.fromkeys(line.name for chart in found.charts for line in chart.lines if not line.dashed))
 
 
 # --- lines ------------------------------------------------------------------------------------------------------------
@@ -113,14 +103,14 @@ def _averaged(found: Iterable[tuple[float, float]]) -> tuple[Point, ...]:
     return tuple(_band(x, values) for x, values in sorted(places.items()))
 
 
-def _rows(runs: Iterable[Run]) -> dict[str, list[Run]]:
+def by_row(runs: Iterable[Run]) -> dict[str, list[Run]]:
     rows: dict[str, list[Run]] = {}
     for run in runs:
         rows.setdefault(run.row, []).append(run)
     return rows
 
 
-def _task(name: str) -> str:
+def task_name(name: str) -> str:
     return TASKS.get(name, name)
 
 
@@ -133,7 +123,7 @@ def against_ratio(runs: Sequence[Run]) -> list[Chart]:
         if len(ratios) < 2:
             continue
         lines = []
-        for row, found in _rows(own).items():
+        for row, found in by_row(own).items():
             values = [(100 * run.ratio, run.numbers[run.headline]) for run in found]
             if found[0].method == "dense":  # a level to compare with
                 level = _band(0, [y for _, y in values])
@@ -141,7 +131,7 @@ def against_ratio(runs: Sequence[Run]) -> list[Chart]:
                 lines.append(Line(row, tuple(ends), dashed=True))
             else:
                 lines.append(Line(row, _averaged(values)))
-        title = f"{_task(task)}: {own[0].headline[1]} against the share kept"
+        title = f"{task_name(task)}: {own[0].headline[1]} against the share kept"
         charts.append(Chart(f"ratio-{task}", title, "weights kept, %", f"{own[0].headline[1]}, %", tuple(lines)))
     return charts
 
@@ -162,12 +152,12 @@ def against_beta(runs: Sequence[Run], beta: str) -> list[Chart]:
             if len(points := _averaged((run.setting(beta), run.numbers[run.headline]) for run in found)) > 1
         ]
         if lines:
-            title = f"{_task(task)}: {own[0].headline[1]} against {sign}"
+            title = f"{task_name(task)}: {own[0].headline[1]} against {sign}"
             charts.append(Chart(f"{beta}-{task}", title, sign, f"{own[0].headline[1]}, %", tuple(lines)))
     return charts
 
 
-def _per_step(
+def per_step(
     runs: Sequence[Run], name: str, title: str, y: str, read: Callable[[Run], Iterable[tuple[float, float]]]
 ) -> list[Chart]:
     """A chart for each task and ratio, a line a row, averaged over seeds; the task's dense runs are in each."""
@@ -177,14 +167,14 @@ def _per_step(
         rivals = [run for (other, _), found in places if other == task for run in found if run.method == "dense"]
         if ratio == 1 and any(other == task and share < 1 for (other, share), _ in places):
             continue
-        rows = _rows([*(run for run in rivals if run not in own), *own])
+        rows = by_row([*(run for run in rivals if run not in own), *own])
         lines = []
         for row, found in rows.items():
             points = _averaged(pair for run in found for pair in read(run))
             if points:
                 lines.append(Line(row, points, dashed=found[0].method == "dense"))
         if lines:
-            words = f"{_task(task)}, {percent(ratio)} kept: {title.format(metric=own[0].headline[1])}"
+            words = f"{task_name(task)}, {percent(ratio)} kept: {title.format(metric=own[0].headline[1])}"
             label = y.format(metric=own[0].headline[1])
             charts.append(Chart(f"{name}-{task}-{100 * ratio:g}", words, "optimizer step", label, tuple(lines)))
     return charts
@@ -198,177 +188,4 @@ def _evaluations(run: Run) -> Iterable[tuple[float, float]]:
 
 def training(runs: Sequence[Run]) -> list[Chart]:
     """The headline metric over the steps; a run that did not converge is shown too, since this is how it went."""
-    return _per_step(runs, "training", "{metric} while training", "{metric}, %", _evaluations)
-
-
-def flips(run: Run) -> list[tuple[float, float, float]]:
-    """(step, removed, returned): units that left the mask and came back, in percent of all, in bins of equal length."""
-    lines = [line for line in run.probe() if "since" in line]
-    if not lines:
-        return []
-    width = max(line["step"] for line in lines) / BINS
-    width = max(width, *(line["step"] - line["since"] for line in lines))
-    bins: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for line in lines:
-        place = int((line["step"] - 1) / width)
-        bins[place][0] += 100 * line["removed"]
-        bins[place][1] += 100 * line["returned"]
-    return [((place + 1) * width, removed, returned) for place, (removed, returned) in sorted(bins.items())]
-
-
-def churn(runs: Sequence[Run]) -> list[Chart]:
-    """How much of the mask comes back over the training: what leaves for good is no churn."""
-
-    def read(run: Run) -> list[tuple[float, float]]:
-        return [(round(step, 2), returned) for step, _, returned in flips(run)]
-
-    pruned = [run for run in runs if run.method != "dense"]
-    return _per_step(pruned, "churn", "how much of the mask comes back", "units that came back, % of all", read)
-
-
-def distributions(runs: Sequence[Run]) -> list[Chart]:
-    """The cumulative distribution of Ī and Ū, of one PLATON run a task, at the step nearest to the paper's."""
-    charts = []
-    for run in _shown(runs, lambda run: any("quantiles" in line for line in run.probe())):
-        found = [line for line in run.probe() if "quantiles" in line]
-        line = min(found, key=lambda line: (abs(line["step"] - CDF_STEP), line["step"]))
-        lines = []
-        for name, sign in (("sensitivity", "Ī"), ("uncertainty", "Ū")):
-            values = line["quantiles"].get(name, [])
-            points = [Point(x, 100 * i / (len(values) - 1)) for i, x in enumerate(values) if x > 0]
-            lines.append(Line(sign, tuple(points)))
-        title = f"{_task(run.task)}: distribution of Ī and Ū at step {line['step']} ({_which(run)})"
-        if any(line.points for line in lines):
-            charts.append(
-                Chart(f"cdf-{run.task}", title, "value", "units at or below it, %", tuple(lines), log_x=True)
-            )
-    return charts
-
-
-# --- one run a task ---------------------------------------------------------------------------------------------------
-
-
-def _shown(runs: Sequence[Run], has: Callable[[Run], bool]) -> list[Run]:
-    """The run that stands for its task: PLATON before its ablations, the fewest weights, the first seed."""
-    found = []
-    for task in dict.fromkeys(run.task for run in runs):
-        own = [run for run in runs if run.task == task and run.method in FAMILY and has(run)]
-        if own:
-            own.sort(key=lambda run: (FAMILY.index(run.method), run.ratio, run.seed, run.name))
-            found.append(own[0])
-    return found
-
-
-def _which(run: Run) -> str:
-    return f"{run.row}, {percent(run.ratio)} kept, seed {run.seed}"
-
-
-def scores(run: Run) -> dict[str, list[list[float]]]:
-    """What the probe saw of each sampled weight over the training: raw sensitivity, and the scores made of it."""
-    looks = [line for line in run.probe() if "signal" in line]
-    if len(looks) < 3:
-        return {}
-    found = {"|w g|": [look["signal"] for look in looks]}
-    if all("uncertainty" in look for look in looks):
-        pairs = [list(zip(look["sensitivity"], look["uncertainty"], strict=True)) for look in looks]
-        found["Ī"] = [look["sensitivity"] for look in looks]
-        found["S = Ī Ū"] = [[i * u for i, u in pair] for pair in pairs]
-        found["√S"] = [[(i * u) ** 0.5 for i, u in pair] for pair in pairs]
-    elif run.method == "magnitude":
-        found["|w|"] = [look["weight"] for look in looks]
-    return {name: [list(weight) for weight in zip(*values, strict=True)] for name, values in found.items()}
-
-
-def violins(runs: Sequence[Run]) -> list[Violins]:
-    """Raw sensitivity beside PLATON's score, for a dozen weights."""
-    drawn = []
-    for run in _shown(runs, lambda run: "S = Ī Ū" in scores(run)):
-        found = scores(run)
-        shown = tuple((name, tuple(_violins(found[name]))) for name in ("|w g|", "S = Ī Ū"))
-        title = f"{_task(run.task)}: variability of scores over training ({_which(run)})"
-        drawn.append(Violins(f"violins-{run.task}", title, shown))
-    return drawn
-
-
-def _violins(weights: list[list[float]]) -> Iterable[Violin]:
-    for number, values in enumerate(weights, 1):
-        logs = np.log10([value for value in values if value > 0])
-        if len(logs) > 2:
-            yield Violin(str(number), tuple(density(logs.tolist())), float(np.median(logs)))
-
-
-def variability_table(runs: Sequence[Run]) -> Table | None:
-    """The claim of the paper's first figure as numbers: means over the sampled weights, then over seeds."""
-    body: list[tuple[tuple[Span, ...], ...]] = []
-    rules = set()
-    for (task, ratio), own in grouped(runs):
-        for row, found in _rows(own).items():
-            by_score: dict[str, list[Variability]] = defaultdict(list)
-            for run in found:
-                for name, weights in scores(run).items():
-                    if (one := mean_variability(weights)) is not None:
-                        by_score[name].append(one)
-            if "Ī" not in by_score:
-                continue
-            rules.add(len(body))
-            for name, every in by_score.items():
-                figures = [mean([getattr(one, key) for one in every]) for key in ("variation", "span", "jump")]
-                texts = [_task(task), percent(ratio), row, name, *(f"{figure:.2f}" for figure in figures)]
-                body.append(tuple((Span(text),) for text in texts))
-    if not body:
-        return None
-    notes = (
-        "Means over the sampled weights and over seeds. Variation: standard deviation / mean over the looks. Span: "
-        "decades between the 5th and the 95th percentile. Jump: decades from one look to the next.",
-        "S is of the second order in |w g|, so its decades count double; √S is in the unit of |w g| and compares.",
-    )
-    head = ("Task", "Ratio", "Method", "Score", "Variation", "Span", "Jump")
-    return Table("variability", "Variability of scores", head, tuple(body), 4, frozenset(rules - {0}), notes)
-
-
-def churn_table(runs: Sequence[Run]) -> Table | None:
-    """How much came back in the whole training, a row a method."""
-    body: list[tuple[tuple[Span, ...], ...]] = []
-    rules = set()
-    for (task, ratio), own in grouped(runs):
-        first = len(body)
-        for row, found in _rows(own).items():
-            sums = [[sum(part) for part in zip(*seen, strict=True)] for run in found if (seen := flips(run))]
-            if sums:
-                removed, returned = mean([one[1] for one in sums]), mean([one[2] for one in sums])
-                texts = [_task(task), percent(ratio), row, f"{removed:.2f}", f"{returned:.2f}", str(len(sums))]
-                body.append(tuple((Span(text),) for text in texts))
-        if len(body) > first:
-            rules.add(first)
-    if not body:
-        return None
-    head = ("Task", "Ratio", "Method", "Left the mask, %", "Came back, %", "Runs")
-    notes = ("Percent of all units, added up over the looks of the training, mean over seeds.",)
-    return Table("churn", "How often masks flip", head, tuple(body), 3, frozenset(rules - {0}), notes)
-
-
-def heat_maps(runs: Sequence[Run]) -> list[HeatMap]:
-    """A run for each task and row, the fewest weights, the first seed."""
-    maps = []
-    for task in dict.fromkeys(run.task for run in runs):
-        for number, own in enumerate(_rows([run for run in runs if run.task == task]).values()):
-            run = min(own, key=lambda run: (run.ratio, run.seed, run.name))
-            found = {line["step"]: line["layers"] for line in run.probe() if "layers" in line}
-            if found:
-                maps.append(_heat_map(f"layers-{task}-{number}", run, found))
-    return maps
-
-
-def _heat_map(name: str, run: Run, found: dict[int, dict[str, Any]]) -> HeatMap:
-    steps = sorted(found)
-    tables = [layer_table(found[step]) for step in steps]
-    rows, columns, _ = tables[0]
-    panels = []
-    for column in columns:
-        values = tuple(
-            tuple(None if (share := cells.get((row, column))) is None else 100 * share for _, _, cells in tables)
-            for row in rows
-        )
-        panels.append((column, values))
-    title = f"{_task(run.task)}: share kept by layer and matrix ({_which(run)})"
-    return HeatMap(name, title, tuple(steps), tuple(rows), tuple(panels))
+    return per_step(runs, "training", "{metric} while training", "{metric}, %", _evaluations)

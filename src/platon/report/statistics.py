@@ -78,9 +78,7 @@ def variability(values: Sequence[float]) -> Variability | None:
     if len(logs) < 3:
         return None
     low, high = np.quantile(logs, [0.05, 0.95])
-    return Variability(
-        float(every.std(ddof=1) / every.mean()), float(high - low), float(np.abs(np.diff(logs)).mean())
-    )
+    return Variability(float(every.std(ddof=1) / every.mean()), float(high - low), float(np.abs(np.diff(logs)).mean()))
 
 
 def mean_variability(weights: Sequence[Sequence[float]]) -> Variability | None:

@@ -12,59 +12,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any
 
+from platon.report.cells import (
+    FAILED,
+    METRICS,
+    NOT_RUN,
+    TASKS,
+    Cells,
+    Span,
+    Spans,
+    Table,
+    gather,
+    model_name,
+    number_name,
+    numbers_of,
+    percent,
+)
+from platon.report.compare import comparison
 from platon.report.paper import Place
 from platon.report.paper import cells as paper_cells
 from platon.report.runs import FAMILY, METHODS, Number, Run, Runs, row_order, task_order
-from platon.report.statistics import deviation, mean, paired
+from platon.report.statistics import deviation
 
 GLUE = ("mnli", "rte", "qnli", "mrpc", "qqp", "sst2", "cola", "stsb")
 PICTURES = ("cifar100", "imagenet", "digits", "images")
-TASKS = {"mnli": "MNLI", "rte": "RTE", "qnli": "QNLI", "mrpc": "MRPC", "qqp": "QQP", "sst2": "SST-2", "cola": "CoLA"}
-TASKS |= {"stsb": "STS-B", "squad": "SQuAD", "cifar100": "CIFAR-100", "imagenet": "ImageNet"}
-METRICS = {"accuracy": "Acc", "f1": "F1", "matthews": "Mcc", "pearson": "P", "spearman": "S", "exact_match": "EM"}
-METRICS |= {"matched accuracy": "m", "mismatched accuracy": "mm"}
-NOT_RUN, FAILED = "--", "N.A."
 RULE = (
-    "N.A.: did not converge, by our rule: the loss or a gradient was not finite, or the model gives one answer to every "
-    "row, or its headline metric is no better than the best constant answer."
+    "N.A.: did not converge, by our rule: the loss or a gradient was not finite, or the model gives one answer to "
+    "every row, or its headline metric is no better than the best constant answer."
 )
-
-
-@dataclass(frozen=True)
-class Span:
-    """A piece of a cell."""
-
-    text: str
-    bold: bool = False
-
-
-Spans = tuple[Span, ...]
-
-
-@dataclass(frozen=True)
-class Table:
-    """Ready to be written in any format.
-
-    Args:
-        name: a word for file names.
-        title: stands above it.
-        head: one text a column.
-        body: rows of cells.
-        marks: how many of the columns name the row.
-        rules: rows before which a line is drawn.
-        notes: stand below it.
-    """
-
-    name: str
-    title: str
-    head: tuple[str, ...]
-    body: tuple[tuple[Spans, ...], ...]
-    marks: int
-    rules: frozenset[int] = frozenset()
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -124,60 +100,6 @@ LAYOUTS = (
     ),
 )
 ANY = Layout("runs", "Runs", *_BY_TASK, lambda run: True, needs=lambda run: True)
-
-
-# --- cells ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Cell:
-    """The runs of one task, share and row: one a seed."""
-
-    runs: tuple[Run, ...]
-
-    @property
-    def converged(self) -> list[Run]:
-        """Those with a result."""
-        return [run for run in self.runs if run.converged]
-
-    @property
-    def whole(self) -> bool:
-        """All seeds converged: the cell may be the best, and be tested."""
-        return all(run.converged for run in self.runs)
-
-    def values(self, number: Number) -> dict[int, float]:
-        """Seed -> percent, of the runs that converged."""
-        return {run.seed: run.numbers[number] for run in self.converged if number in run.numbers}
-
-    def mean(self, number: Number) -> float:
-        """Over the seeds that converged."""
-        return mean(list(self.values(number).values()))
-
-
-Cells = dict[tuple[str, float, str], Cell]
-
-
-def gather(runs: Iterable[Run]) -> Cells:
-    """Task, ratio and row -> cell."""
-    found: dict[tuple[str, float, str], list[Run]] = {}
-    for run in runs:
-        found.setdefault((run.task, run.ratio, run.row), []).append(run)
-    return {key: Cell(tuple(sorted(own, key=lambda run: run.seed))) for key, own in found.items()}
-
-
-def numbers_of(run: Run) -> list[Number]:
-    """What a run's cell prints, in the paper's order: of SQuAD the exact match first."""
-    return sorted(run.numbers, key=lambda number: number[1] != "exact_match")
-
-
-def number_name(number: Number, among: Iterable[Number]) -> str:
-    """The metric, and its split where there are several."""
-    return number[1] if len({split for split, _ in among}) == 1 else f"{number[0]} {number[1]}"
-
-
-def percent(ratio: float) -> str:
-    """A share as tables print it."""
-    return f"{100 * ratio:g} %"
 
 
 def _best(cells: Cells) -> dict[tuple[str, float, Number], str]:
@@ -260,9 +182,7 @@ class _Builder:
         if columns != ("task",) and "task" in rows:
             metrics = {self._metrics(task) for task in self.tasks}
             title += f", {metrics.pop()}" if len(metrics) == 1 else ""
-        return Table(
-            self.layout.name, title, head, tuple(body), len(rows), frozenset(rules), tuple(self._notes())
-        )
+        return Table(self.layout.name, title, head, tuple(body), len(rows), frozenset(rules), tuple(self._notes()))
 
     def _sides(self, axes: tuple[str, ...]) -> Iterable[dict[str, Any]]:
         """The values of an axis, or the pairs of two axes that something stands in."""
@@ -349,11 +269,6 @@ class _Builder:
             yield f"Model: {', '.join(models)}."
 
 
-def model_name(run: Run) -> str:
-    """What was pruned: the hub's name, or the last part of a folder's."""
-    return str(run.setting("model") or "the task's own").rstrip("/").rpartition("/")[2]
-
-
 def paper_row(place: Place) -> str:
     """How a row of the paper is called beside ours."""
     name = METHODS[place.method]
@@ -385,48 +300,3 @@ def tables(runs: Runs, options: Options | None = None) -> list[Table]:
     built = [_Builder(layout, taken, options or Options()).build() for layout, taken in chosen]
     tests = comparison(runs.runs)
     return [*built, *([tests] if tests is not None else [])]
-
-
-def comparison(runs: Sequence[Run]) -> Table | None:
-    """PLATON against the best baseline of each task and ratio, by the headline metric; `None` where nothing compares."""
-    cells = gather(runs)
-    methods = {run.row: run.method for run in runs}
-    body: list[tuple[Spans, ...]] = []
-    places = sorted({(task, -ratio) for task, ratio, _ in cells if ratio < 1}, key=lambda p: (task_order(p[0]), p[1]))
-    for task, ratio in ((task, -minus) for task, minus in places):
-        here = {row: cell for (t, r, row), cell in cells.items() if (t, r) == (task, ratio)}
-        number = next(iter(here.values())).runs[0].headline
-        rivals = {row: cell for row, cell in here.items() if cell.whole and methods[row] not in FAMILY}
-        if not rivals:
-            continue
-        best = max(sorted(rivals), key=lambda row: rivals[row].mean(number))
-        for row in sorted(row for row in here if methods[row] == "platon" and here[row].whole):
-            test = paired(here[row].values(number), rivals[best].values(number))
-            body.append(_compared(task, ratio, row, best, here[row], rivals[best], number, test))
-    if not body:
-        return None
-    notes = (
-        "Paired t-test, two-sided, on the differences of runs with the same seed; headline metric, in points.",
-        "The best baseline is the one with the best mean among those whose seeds all converged; p is not corrected for "
-        "the number of tests.",
-        "p is -- where fewer than two seeds are shared, or all differences are equal.",
-    )
-    head = ("Task", "Ratio", "PLATON", "Best baseline", "Metric", "PLATON", "Baseline", "Difference", "Seeds", "p")
-    rules = frozenset(i for i in range(1, len(body)) if body[i][0] != body[i - 1][0])
-    return Table("tests", "PLATON against the best baseline", head, tuple(body), 4, rules, notes)
-
-
-def _compared(
-    task: str, ratio: float, row: str, best: str, ours: Cell, theirs: Cell, number: Number, test: Any
-) -> tuple[Spans, ...]:
-    p = None if test is None else test.p
-    texts = [TASKS.get(task, task), percent(ratio), row, best, number[1]]
-    texts += [f"{ours.mean(number):.1f}", f"{theirs.mean(number):.1f}"]
-    texts += [NOT_RUN if test is None else f"{test.difference:+.1f}", "0" if test is None else str(test.seeds)]
-    return (*((Span(text),) for text in texts), (Span(NOT_RUN if p is None else f"{p:.3f}", p is not None and p < 0.05),))
-
-
-def grouped(runs: Iterable[Run]) -> list[tuple[tuple[str, float], list[Run]]]:
-    """Runs by task and ratio, in order."""
-    ordered = sorted(runs, key=lambda run: (task_order(run.task), -run.ratio, row_order(run.method, run.row), run.seed))
-    return [(key, list(own)) for key, own in groupby(ordered, key=lambda run: (run.task, run.ratio))]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import rich.table
 from rich.text import Text
 
-from platon.report.tables import Spans, Table
+from platon.report.cells import Spans, Table
 
 _LATEX = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}"}
 _LATEX |= {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "β": r"$\beta$", "λ": r"$\lambda$"}
@@ -22,10 +22,8 @@ def plain(spans: Spans) -> str:
 
 
 def terminal(table: Table) -> rich.table.Table:
-    """For a console of rich."""
-    shown = rich.table.Table(
-        title=table.title, title_justify="left", caption="\n".join(table.notes), caption_justify="left"
-    )
+    """For a console of rich, without its notes."""
+    shown = rich.table.Table(title=table.title, title_justify="left")
     for place, text in enumerate(table.head):
         shown.add_column(text, justify="left" if place < table.marks else "right", no_wrap=place < table.marks)
     for number, row in enumerate(table.body):
