@@ -92,10 +92,9 @@ class Browser:
 
     def hover(self, selector: str, across: float = 0.5, down: float = 0.5) -> None:
         """Move the mouse over an element."""
-        box = self.run(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center', "
-            "behavior: 'instant'}); const b = e.getBoundingClientRect(); return [b.left, b.top, b.width, b.height]; })()"
-        )
+        where = f"document.querySelector({json.dumps(selector)})"
+        self.run(f"{where}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
+        box = self.run(f"(b => [b.left, b.top, b.width, b.height])({where}.getBoundingClientRect())")
         place = {"x": box[0] + across * box[2], "y": box[1] + down * box[3]}
         self.call("Input.dispatchMouseEvent", type="mouseMoved", **place)
         self.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")

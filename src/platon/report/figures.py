@@ -7,11 +7,12 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
 from platon.lab.record import read_history, read_record
 from platon.report.layers import layer_table
-from platon.report.series import Chart, HeatMap, Line, Series, Violins, row_names
+from platon.report.series import Chart, HeatMap, Line, Series, Violins, line_number, row_names
 
 INK, KEPT, METRIC = "#333333", "#d95f02", "#1b6ca8"
 # Told apart in any kind of colour vision, and on white as on black.
@@ -130,7 +131,7 @@ def _chart(chart: Chart, names: list[str]) -> Figure:
     figure = Figure(figsize=(5.6, 3.5))
     axes = figure.subplots()
     for line in chart.lines:
-        _line(axes, line, 0 if line.dashed else names.index(line.name), markers=len(line.points) < 50)
+        _line(axes, line, line_number(chart, line, names), markers=len(line.points) < 50)
     if chart.log_x:
         axes.set_xscale("log")
     axes.set_xlabel(chart.x)
@@ -198,7 +199,7 @@ def _heat_map(one: HeatMap) -> Figure:
     panels = figure.subplots(1, across, squeeze=False)[0]
     for place, (axes, (name, values)) in enumerate(zip(panels, one.panels, strict=True)):
         shares = [[float("nan") if value is None else value for value in row] for row in values]
-        image = axes.imshow(shares, cmap="viridis", vmin=0, vmax=100, aspect="auto", origin="lower")
+        image = axes.imshow(shares, cmap="viridis", norm=PowerNorm(0.5, 0, 100), aspect="auto", origin="lower")
         axes.set_title(name, fontsize=8, fontweight="normal")
         last = len(one.steps) - 1
         axes.set_xticks([0, last] if last else [0], [f"{one.steps[0]}", f"{one.steps[-1]}"][: 2 if last else 1])

@@ -163,7 +163,10 @@ def heat_maps(runs: Sequence[Run]) -> list[HeatMap]:
     """A run for each task and row, the fewest weights, the first seed."""
     maps = []
     for task in dict.fromkeys(run.task for run in runs):
-        for number, own in enumerate(by_row([run for run in runs if run.task == task]).values()):
+        rows = sorted(
+            by_row([run for run in runs if run.task == task]).values(), key=lambda own: own[0].method != "platon"
+        )
+        for number, own in enumerate(rows):
             run = min(own, key=lambda run: (run.ratio, run.seed, run.name))
             found = {line["step"]: line["layers"] for line in run.probe() if "layers" in line}
             if found:

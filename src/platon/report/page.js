@@ -28,8 +28,8 @@ function ticks(low, high, wanted) {
 }
 
 function decades(low, high, wanted) {
-  const step = Math.max(1, Math.ceil((high - low) / wanted)), found = [];
-  for (let t = Math.ceil(low); t <= high; t += step) found.push(t);
+  const step = [1, 2, 5, 10, 20, 50].find((s) => s >= (high - low) / wanted) ?? 100, found = [];
+  for (let t = Math.ceil(low / step) * step; t <= high; t += step) found.push(t);
   return found;
 }
 
@@ -174,13 +174,13 @@ function lineChart(figure, chart) {
 function violinChart(figure, chart) {
   const bubble = tip(figure);
   redraw(figure, (wide) => {
-    const each = 190, high = chart.scores.length * each + 34, left = 52, right = wide - 8;
+    const each = 200, high = chart.scores.length * each + 34, left = 52, right = wide - 8;
     const svg = frame(figure, wide, high, chart.title);
     const spans = chart.scores.map(([, found]) => found.flatMap((v) => v.outline.map((p) => p[0])));
     const tall = Math.max(...spans.map((s) => (s.length ? Math.max(...s) - Math.min(...s) : 1))) * 1.08;
     chart.scores.forEach(([name, found], row) => {
       if (!found.length) return;
-      const upper = row * each + 20, lower = upper + each - 34;
+      const upper = row * each + 22, lower = upper + each - 46;
       const middle = (Math.max(...spans[row]) + Math.min(...spans[row])) / 2;
       const Y = scale(middle - tall / 2, middle + tall / 2, lower, upper), gap = (right - left) / found.length;
       make("text", { x: 2, y: upper - 7 }, svg, `log10 ${name}`);
@@ -208,8 +208,9 @@ function violinChart(figure, chart) {
 }
 
 const STOPS = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
+// By the root, so that the few per cent at the end of a training can be told apart.
 function shade(share) {
-  const x = Math.min(0.9999, Math.max(0, share)) * 4, i = Math.floor(x), part = x - i;
+  const x = Math.sqrt(Math.min(0.9999, Math.max(0, share))) * 4, i = Math.floor(x), part = x - i;
   return `rgb(${STOPS[i].map((c, k) => Math.round(c + (STOPS[i + 1][k] - c) * part)).join()})`;
 }
 
@@ -220,7 +221,7 @@ function heatMap(figure, map) {
     const across = Math.max(1, Math.min(map.panels.length, Math.floor((wide - left) / 130)));
     const gap = 10, width = (wide - left - gap * across) / across;
     const cell = Math.max(9, Math.min(20, 240 / map.rows.length)), tall = cell * map.rows.length + 46;
-    const down = Math.ceil(map.panels.length / across), high = down * tall + 30;
+    const down = Math.ceil(map.panels.length / across), high = down * tall + 36;
     const svg = frame(figure, wide, high, map.title);
     map.panels.forEach(([name, rows], number) => {
       const x0 = left + (number % across) * (width + gap), y0 = Math.floor(number / across) * tall + 20;
@@ -244,7 +245,8 @@ function heatMap(figure, map) {
     });
     const bar = Math.min(180, wide / 3), y = high - 16;
     make("text", { x: left, y: y + 10 }, svg, "kept: 0");
-    for (let i = 0; i < 40; i++) make("rect", { x: left + 48 + (i * bar) / 40, y, width: bar / 40 + 0.5, height: 11, fill: shade(i / 39) }, svg);
+    for (let i = 0; i < 40; i++) make("rect", { x: left + 48 + (i * bar) / 40, y, width: bar / 40 + 0.5, height: 11, fill: shade((i / 39) ** 2) }, svg);
+    make("text", { x: left + 48 + bar / 2, y: y - 4, "text-anchor": "middle" }, svg, "25");
     make("text", { x: left + 54 + bar, y: y + 10 }, svg, "100 %");
   });
 }
@@ -263,6 +265,7 @@ for (const holder of document.querySelectorAll("[data-group]")) {
   if (holder.hasAttribute("data-choice") && charts.length > 1) {
     const choice = make("select", { "aria-label": "which run" }), stage = make("div");
     charts.forEach((chart, i) => make("option", { value: i }, choice, chart.title));
+    holder.className = "choice";
     holder.append(choice, stage);
     const show = () => { stage.replaceChildren(); mount(stage, charts[+choice.value]); };
     choice.addEventListener("change", show);

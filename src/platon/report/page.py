@@ -13,7 +13,7 @@ from platon.report.cells import TASKS, Spans, Table, percent
 from platon.report.compare import comparison
 from platon.report.looks import churn_table, variability_table
 from platon.report.runs import Run, Runs
-from platon.report.series import Chart, HeatMap, Series, Violin, Violins, row_names
+from platon.report.series import Chart, HeatMap, Series, Violin, Violins, line_number, row_names
 from platon.report.tables import Options, tables
 from platon.report.whole import series
 
@@ -84,7 +84,7 @@ def _chart(chart: Chart, names: list[str]) -> dict[str, Any]:
         {
             "name": line.name,
             "dashed": line.dashed,
-            "colour": "var(--soft)" if line.dashed else f"var(--c{names.index(line.name) % COLOURS})",
+            "colour": "var(--soft)" if line.dashed else f"var(--c{line_number(chart, line, names) % COLOURS})",
             "points": [[_short(p.x), _short(p.y), _short(p.low), _short(p.high)] for p in line.points],
         }
         for line in chart.lines
@@ -116,7 +116,7 @@ def _group(name: str, choice: bool = False) -> str:
 
 
 def _maybe(table: Table | None) -> str:
-    return "" if table is None else f"<br>{_table(table)}"
+    return "" if table is None else _table(table)
 
 
 def _table(table: Table) -> str:
@@ -195,8 +195,9 @@ def _settings(runs: Sequence[Run]) -> str:
         parts.append(
             f'<div class="card"><h3>What differs between the runs</h3>{table.format("", rows(differing))}</div>'
         )
-    title = "What all runs share" if differing else "Settings of the run"
-    parts.append(f'<div class="card"><h3>{title}</h3>{table.format(head, rows(shared))}</div>')
+    title = f"{'The settings that all runs share' if differing else 'The settings of the run'}, {len(shared)} of them"
+    inside = table.format(head, rows(shared))
+    parts.append(f'<div class="card"><details><summary>{title}</summary>{inside}</details></div>')
     versions = runs[0].record.get("versions", {})
     words = ", ".join(f"{name} {version}" for name, version in versions.items())
     return "".join(parts) + (f'<p class="note">The first run was made with {html.escape(words)}.</p>' if words else "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -167,7 +167,7 @@ def read_runs(folder: Path) -> Runs:
     if unfinished:
         shown = ", ".join(unfinished[:5]) + (", …" if len(unfinished) > 5 else "")
         notes.append(f"not finished, so not counted: {len(unfinished)} of the runs ({shown})")
-    runs = _placed(_once(found, notes))
+    runs = _placed(_once(found, notes), notes)
     if not runs:
         raise UserError(f"{str(folder)!r} holds no run that counts; {'; '.join(notes)}")
     notes += _data_notes(runs)
@@ -224,33 +224,52 @@ def _once(found: Iterable[Run], notes: list[str]) -> list[Run]:
     return kept
 
 
-def _placed(runs: list[Run]) -> list[Run]:
+def _placed(runs: list[Run], notes: list[str]) -> list[Run]:
     """Give every run its ratio and its row."""
     cells: dict[tuple[str, str, float | None], list[Run]] = defaultdict(list)
     for run in runs:
         fixed = run.method != "dense" and run.record["decided_by"] != "penalty"
         cells[run.method, run.task, run.setting("keep") if fixed else None].append(run)
-    differing: dict[str, list[str]] = defaultdict(list)
+    differing: dict[str, set[str]] = defaultdict(set)
     for (method, _, _), cell in cells.items():
-        for name in _differing(cell):
-            if name not in differing[method]:
-                differing[method].append(name)
+        differing[method] |= set(_differing(cell))
     placed = []
+    usual = {
+        method: _usual([run for run in runs if run.method == method], names) for method, names in differing.items()
+    }
     for (method, _, keep), cell in cells.items():
         groups: dict[str, list[Run]] = defaultdict(list)
         for run in cell:
-            said = run.relevant()
-            parts = [f"{_SHORT.get(name, name)} {_word(said.get(name))}" for name in sorted(differing[method])]
-            units = [] if method == "dense" or run.setting("units") in (None, "weights") else [run.setting("units")]
-            more = [*units, *(part for part in parts if not part.startswith("units "))]
-            label = METHODS.get(method, method) + (f" ({', '.join(more)})" if more else "")
-            groups[label].append(run)
+            groups[_label(run, differing[method], usual[method])].append(run)
         for label, group in groups.items():
             ratio = keep
             if ratio is None:  # a penalty's share is a result: that of the group, to the nearest per cent
                 ratio = 1.0 if method == "dense" else round(sum(run.record["kept"] for run in group) / len(group), 2)
             placed += [replace(run, ratio=float(ratio), row=label) for run in group]
+    for method, values in usual.items():
+        if values:
+            said = ", ".join(f"{_SHORT.get(name, name)} {_word(value)}" for name, value in values.items())
+            notes.append(f"where a row of {METHODS.get(method, method)} does not say it: {said}")
     return placed
+
+
+def _usual(runs: list[Run], names: set[str]) -> dict[str, Any]:
+    """Values that more runs have than any other: a row need not say them."""
+    found = {}
+    for name in sorted(names - {"units"}):
+        counts = Counter(json.dumps(run.relevant().get(name)) for run in runs).most_common(2)
+        if len(counts) < 2 or counts[0][1] > counts[1][1]:
+            found[name] = json.loads(counts[0][0])
+    return found
+
+
+def _label(run: Run, names: set[str], usual: dict[str, Any]) -> str:
+    """Method and variant."""
+    said = run.relevant()
+    told = [name for name in sorted(names - {"units"}) if name not in usual or said.get(name) != usual[name]]
+    units = [] if run.method == "dense" or run.setting("units") in (None, "weights") else [run.setting("units")]
+    more = [*units, *(f"{_SHORT.get(name, name)} {_word(said.get(name))}" for name in told)]
+    return METHODS.get(run.method, run.method) + (f" ({', '.join(more)})" if more else "")
 
 
 def _differing(cell: list[Run]) -> list[str]:

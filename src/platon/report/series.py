@@ -82,8 +82,14 @@ class Series:
 
 
 def row_names(found: Series) -> list[str]:
-    """Every line's name once, so that a method has one colour in all figures."""
-    return list(dict.fromkeys(line.name for chart in found.charts for line in chart.lines if not line.dashed))
+    """Every method's name once, so that it has one colour in all figures."""
+    lines = [line for chart in found.charts if not chart.log_x for line in chart.lines]
+    return list(dict.fromkeys(line.name for line in lines if not line.dashed))
+
+
+def line_number(chart: Chart, line: Line, names: list[str]) -> int:
+    """Which colour a line has; what is no method counts within its chart."""
+    return names.index(line.name) if line.name in names else chart.lines.index(line)
 
 
 # --- lines ------------------------------------------------------------------------------------------------------------

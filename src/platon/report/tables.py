@@ -89,7 +89,8 @@ LAYOUTS = (
         "betas",
         "Memory of the averages, β1 and β2",
         *_BY_TASK,
-        lambda run: run.method == "platon" and "β" in run.row,
+        lambda run: run.method == "platon" and _whole(run),
+        needs=lambda run: "β" in run.row,
     ),
     Layout(
         "structured",
@@ -282,12 +283,15 @@ def layouts_for(runs: Sequence[Run]) -> list[tuple[Layout, list[Run]]]:
     """The paper's layouts that these runs fill, and a plain table for runs that none of them shows."""
     found = []
     shown: set[str] = set()
+    plain = {(run.task, run.ratio) for run in runs if run.method == "platon" and "β" not in run.row}
     for layout in LAYOUTS:
         taken = [run for run in runs if layout.take(run)]
-        tasks = {run.task for run in taken if layout.needs(run)}
-        if layout.name in ("variants", "structured"):  # beside what they vary, not a table of everything
-            taken = [run for run in taken if run.task in tasks]
-        if tasks:
+        needed = {(run.task, run.ratio) for run in taken if layout.needs(run)}
+        if layout.name in ("variants", "structured", "betas"):  # beside what they vary, not a table of everything
+            taken = [run for run in taken if (run.task, run.ratio) in needed]
+        if layout.name != "betas":  # other β have a table of their own, where the usual ones are here
+            taken = [run for run in taken if "β" not in run.row or (run.task, run.ratio) not in plain]
+        if needed:
             found.append((layout, taken))
             shown |= {run.name for run in taken}
     left = [run for run in runs if run.name not in shown]
