@@ -8,11 +8,120 @@ import select
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+from platon.lab.record import PROBE, append_history, write_json
+
+METRICS = {"mnli": {"matched": ("accuracy",), "mismatched": ("accuracy",)}, "mrpc": {"validation": ("accuracy", "f1")}}
+METRICS |= {"stsb": {"validation": ("pearson", "spearman")}, "squad": {"validation": ("f1", "exact_match")}}
+METRICS |= {"cola": {"validation": ("matthews",)}}
+MATRICES = [
+    f"bert.encoder.layer.{n}.{name}.weight" for n in range(3) for name in ("attention.self.query", "output.dense")
+]
+
+
+def record(task: str, method: str, keep: float, seed: int, *percents: float, **changes: Any) -> dict[str, Any]:
+    """As `platon prune` leaves it: metrics in percent, in the record's own order; `changes` are settings."""
+    names = METRICS.get(task, {"validation": ("accuracy",)})
+    numbers = iter(percents)
+    results = {split: {metric: next(numbers) / 100 for metric in metrics} for split, metrics in names.items()}
+    values: dict[str, Any] = {"task": task, "model": "google-bert/bert-base-uncased", "method": method, "keep": keep}
+    values |= {"units": "weights", "seed": seed, "batch": 32, "learning_rate": 5e-05, "beta1": 0.85, "beta2": 0.85}
+    values |= {"timing": "after", "penalty": None, "data": None, "dense": "none", "group_by_length": True, "tau": 0.1}
+    told = {"task", "method", "keep", "seed", *changes}
+    values |= changes
+    return {
+        "format": 1,
+        "task": task,
+        "method": method,
+        "recipe": None,
+        "settings": {name: {"value": v, "source": "user" if name in told else "ours"} for name, v in values.items()},
+        "data": {"fingerprint": task},
+        "metrics": list(next(iter(names.values()))),
+        "results": results,
+        "not_converged": None,
+        "best": {"step": 40, "value": percents[0] / 100, "kept": keep},
+        "kept": 1.0 if method == "dense" else keep,
+        "decided_by": None if method == "dense" else "penalty" if values["penalty"] else "keep",
+        "parameters": {"all": 1000, "prunable": 600, "left": 460},
+        "layers": dict.fromkeys(MATRICES, keep),
+        "seconds": 12.0,
+        "dense": None,
+        "versions": {"platon": "0.1.0", "torch": "2.13.0"},
+    }
+
+
+def write_run(folder: Path, found: dict[str, Any], probe: bool = False) -> Path:
+    """A run folder with this record, a history, and, if asked for, what the probe would have seen."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "run.json", {"format": 1, "recipe": None, "settings": found["settings"]})
+    write_json(folder / "record.json", found)
+    split, metric = next(iter(found["results"])), found["metrics"][0]
+    seed, value = found["settings"]["seed"]["value"], found["results"][split][metric]
+    for step in range(10, 60, 10):
+        append_history(folder, {"step": step, "loss": 1.0, f"eval_{split}_{metric}": value * step / 50})
+    if probe:
+        _write_probe(folder, found, seed)
+    return folder
+
+
+def _write_probe(folder: Path, found: dict[str, Any], seed: int) -> None:
+    random = np.random.default_rng(seed)
+    smooth = np.full(12, 1e-4)
+    for step in range(1, 51):
+        signal = 10 ** random.normal(-4, 1, 12)
+        smooth = 0.9 * smooth + 0.1 * signal
+        line: dict[str, Any] = {"step": step, "signal": signal.tolist(), "weight": np.ones(12).tolist()}
+        if found["method"] in ("platon", "sensitivity"):
+            line |= {"sensitivity": smooth.tolist(), "uncertainty": (0.5 * smooth).tolist()}
+        if found["method"] != "dense":
+            line |= {"removed": 0.02, "returned": 0.004 if found["method"] == "movement" else 0.001, "since": step - 1}
+        append_history(folder, line, PROBE)
+        if found["method"] == "platon" and step in (13, 25, 50):
+            values = np.logspace(-9, -3, 201).tolist()
+            append_history(folder, {"step": step, "quantiles": {"sensitivity": values, "uncertainty": values}}, PROBE)
+        if found["method"] != "dense" and step % 10 == 0:
+            shares = {name: round(1 - step / 60 + n / 100, 3) for n, name in enumerate(MATRICES)}
+            append_history(folder, {"step": step, "layers": shares}, PROBE)
+
+
+@pytest.fixture
+def make_record() -> Callable[..., dict[str, Any]]:
+    """`record`, for tests in other files."""
+    return record
+
+
+@pytest.fixture
+def make_run() -> Callable[..., Path]:
+    """`write_run`, for tests in other files."""
+    return write_run
+
+
+STUDY = {
+    ("dense", 1.0): (70.0, 71.0, 72.0),
+    ("magnitude", 0.2): (64.0, 65.0, 69.0),
+    ("platon", 0.2): (67.0, 66.0, 71.0),
+}
+STUDY |= {("movement", 0.2): (60.0, 61.0, 62.0), ("platon", 0.1): (60.0, 61.0, 63.5)}
+STUDY |= {("magnitude", 0.1): (61.0, 60.0, 62.0), ("sensitivity", 0.1): (59.0, 60.0, 61.0)}
+
+
+@pytest.fixture(scope="session")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three seeds of three methods and an ablation on RTE, two β, with all that the probe sees."""
+    folder = tmp_path_factory.mktemp("runs") / "study"
+    for (method, keep), values in STUDY.items():
+        for seed, value in enumerate(values):
+            write_run(folder / f"{method}-{keep}" / f"seed{seed}", record("rte", method, keep, seed, value), probe=True)
+    for beta in (0.75, 0.9):
+        write_run(folder / f"beta1-{beta}", record("rte", "platon", 0.1, 0, 60.5, beta1=beta), probe=True)
+    return folder
+
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 # No sandbox (CI is root in a container), and nothing that reaches for the network by itself.

@@ -28,7 +28,8 @@ def comparison(runs: Sequence[Run]) -> Table | None:
     if not body:
         return None
     notes = (
-        "Paired t-test, two-sided, on the differences of runs with the same seed; headline metric, in points.",
+        "Paired t-test, two-sided, on the differences of runs with the same seed; headline metric, in points; the "
+        "difference is over the seeds that both have.",
         "The best baseline is the one with the best mean among those whose seeds all converged; p is not corrected for "
         "the number of tests.",
         "p is -- where fewer than two seeds are shared, or all differences are equal.",

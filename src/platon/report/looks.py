@@ -66,7 +66,7 @@ def _shown(runs: Sequence[Run], has: Callable[[Run], bool]) -> list[Run]:
     for task in dict.fromkeys(run.task for run in runs):
         own = [run for run in runs if run.task == task and run.method in FAMILY and has(run)]
         if own:
-            own.sort(key=lambda run: (FAMILY.index(run.method), run.ratio, run.seed, run.name))
+            own.sort(key=lambda run: (FAMILY.index(run.method), run.ratio, len(run.row), run.seed, run.name))
             found.append(own[0])
     return found
 

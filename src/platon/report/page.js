@@ -147,7 +147,7 @@ function lineChart(figure, chart) {
       for (const line of lines) {
         const p = line.points.reduce((best, q) => (Math.abs(at(q[0]) - at(stop)) < Math.abs(at(best[0]) - at(stop)) ? q : best));
         const near = line.dashed && line.points.length === 2 || Math.abs(X(at(p[0])) - x) < 12;
-        if (near) words.push([line.colour, `${line.name}: ${short(p[1])}` + (p[2] === null ? "" : ` ± ${short((p[3] - p[2]) / 2)}`), p[1]]);
+        if (near) words.push([line.colour, `${line.name}: ${short(p[1])}` + (p[2] === null ? "" : ` ± ${+((p[3] - p[2]) / 2).toPrecision(2)}`), p[1]]);
       }
       words.sort((a, b) => b[2] - a[2]);
       bubble.show(x, upper, `${chart.x.replace(/, %$/, "")} ${short(stop)}`, words);

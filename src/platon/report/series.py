@@ -135,8 +135,10 @@ def against_ratio(runs: Sequence[Run]) -> list[Chart]:
                 level = _band(0, [y for _, y in values])
                 ends = [Point(100 * x, level.y, level.low, level.high) for x in (ratios[0], ratios[-1])]
                 lines.append(Line(row, tuple(ends), dashed=True))
-            else:
+            elif len({x for x, _ in values}) > 1:
                 lines.append(Line(row, _averaged(values)))
+        if all(line.dashed for line in lines):
+            continue
         title = f"{task_name(task)}: {own[0].headline[1]} against the share kept"
         charts.append(Chart(f"ratio-{task}", title, "weights kept, %", f"{own[0].headline[1]}, %", tuple(lines)))
     return charts
