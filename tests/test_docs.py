@@ -132,6 +132,7 @@ IN_PLACE: dict[str, Callable[[Path], None]] = {
     "prune-in-a-plain-loop": lambda place: None,
     "add-a-method": lambda place: None,
     "reproduce-a-row-of-the-paper": paper_row,
+    "report": lambda place: None,
 }
 
 

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -136,16 +137,17 @@ class Browser:
         assert CHROMIUM is not None
         there, ours_out = os.pipe()
         ours_in, back = os.pipe()
-        # The protocol wants descriptors 3 and 4; the shell puts them there.
+        # The protocol wants descriptors 3 and 4. bash puts them there, from numbers that are neither of these.
+        given = [fcntl.fcntl(number, fcntl.F_DUPFD, 20) for number in (there, back)]
         words = [CHROMIUM, *FLAGS, f"--user-data-dir={place}", "--remote-debugging-pipe", "about:blank"]
         self.process = subprocess.Popen(
-            ["sh", "-c", f'exec "$@" 3<&{there} 4>&{back}', "sh", *words],
-            pass_fds=(there, back),
+            ["bash", "-c", f'exec "$@" 3<&{given[0]} 4>&{given[1]}', "bash", *words],
+            pass_fds=given,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        os.close(there)
-        os.close(back)
+        for number in (there, back, *given):
+            os.close(number)
         self._out, self._in, self._buffer = ours_out, ours_in, b""
         self._number, self._session = 0, None
         self.events: list[dict[str, Any]] = []
