@@ -145,6 +145,7 @@ IN_PLACE: dict[str, Callable[[Path], None]] = {
     "run-a-sweep": lambda place: None,
     "reproduce-a-row-of-the-paper": paper_row,
     "sparse": lambda place: None,
+    "report": lambda place: None,
 }
 
 

@@ -47,6 +47,15 @@ class Engine(StrEnum):
     ray = "ray"
 
 
+class Format(StrEnum):
+    """How `platon report` prints tables."""
+
+    terminal = "terminal"
+    markdown = "markdown"
+    latex = "latex"
+    csv = "csv"
+
+
 def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command one option for every setting, from the one place that knows them."""
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "flags"]
@@ -233,6 +242,42 @@ def show_layers(run: Annotated[Path, typer.Argument(help="run folder")]) -> None
         bar = f"[cyan]{'█' * round(30 * mean)}{'·' * (30 - round(30 * mean))}[/cyan] {100 * mean:.1f}"
         table.add_row(row, *(f"{100 * cells[row, c]:.1f}" if (row, c) in cells else "" for c in columns), bar)
     console.print(table)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="run folder, or a folder with run folders in it, at any depth")],
+    form: Annotated[Format, typer.Option("--format", help="how to print the tables")] = Format.terminal,
+    sd: Annotated[bool, typer.Option("--sd", help="standard deviation over seeds beside each mean")] = False,
+    paper: Annotated[bool, typer.Option("--paper", help="the paper's own numbers beside ours")] = False,
+    html: Annotated[Path | None, typer.Option(help="write the page here instead")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="write here; default: FOLDER/report")] = None,
+    figures: Annotated[bool, typer.Option("--figures/--no-figures", help="draw figures as SVG and PNG")] = True,
+) -> None:
+    """Show the tables of finished runs, and write them with figures and a page. Reads records, never trains.
+
+    Example: [bold]platon report runs --sd --paper[/bold]
+    """
+    from platon.report import text
+    from platon.report.files import all_tables, write_report
+    from platon.report.runs import read_runs
+    from platon.report.tables import Options
+
+    runs, options = read_runs(folder), Options(sd, paper)
+    for table in all_tables(runs, options):
+        if form is Format.terminal:
+            console.print(text.terminal(table))
+            for note in table.notes:
+                console.print(escape(note), style="dim")
+            console.print()
+        else:
+            print(text.FORMATS[form][1](table))
+    for note in runs.notes:
+        errors.print(f"[yellow]note:[/yellow] {escape(note)}")
+    target = output or folder / "report"
+    written = write_report(runs, target, options, figures, html)
+    page = next(path for path in written if path.suffix == ".html")
+    errors.print(f"{len(written)} files in {escape(str(target))}; the page is {escape(str(page))}", style="dim")
 
 
 @app.command("list")

@@ -12,7 +12,7 @@ from typing import Any
 from platon.lab.errors import UserError
 
 FORMAT = 1
-RECORD, HISTORY = "record.json", "history.jsonl"
+RECORD, HISTORY, PROBE = "record.json", "history.jsonl", "probe.jsonl"
 
 
 def write_text(path: Path, text: str) -> None:
@@ -57,15 +57,15 @@ def read_record(folder: Path) -> dict[str, Any]:
     return record
 
 
-def append_history(folder: Path, line: dict[str, Any]) -> None:
-    """One more line of the history."""
-    with (folder / HISTORY).open("a", encoding="utf-8") as file:
+def append_history(folder: Path, line: dict[str, Any], name: str = HISTORY) -> None:
+    """One more line of the history, or of another file of lines."""
+    with (folder / name).open("a", encoding="utf-8") as file:
         file.write(json.dumps(line, allow_nan=False) + "\n")
 
 
-def read_history(folder: Path) -> list[dict[str, Any]]:
+def read_history(folder: Path, name: str = HISTORY) -> list[dict[str, Any]]:
     """The history's lines; a last line cut short by a kill does not count."""
-    path = folder / HISTORY
+    path = folder / name
     if not path.exists():
         return []
     lines = []
@@ -77,10 +77,10 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def rewind_history(folder: Path, step: int) -> None:
+def rewind_history(folder: Path, step: int, name: str = HISTORY) -> None:
     """Drop what came after `step`: a resumed run writes it again."""
-    kept = [line for line in read_history(folder) if line["step"] <= step]
-    write_text(folder / HISTORY, "".join(json.dumps(line) + "\n" for line in kept))
+    kept = [line for line in read_history(folder, name) if line["step"] <= step]
+    write_text(folder / name, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def sha256(chunks: Iterable[Any]) -> str:

@@ -30,6 +30,7 @@ from platon.lab.card import model_card
 from platon.lab.convergence import why_not
 from platon.lab.errors import UserError, nearest
 from platon.lab.folder import claimed, writing
+from platon.lab.probe import Probe
 from platon.lab.record import FORMAT, RECORD, read_json, read_record, rewind_history, write_json, write_text
 from platon.lab.settings import Plan, Settings, Sourced, plan
 from platon.lab.tasks import Prepared, Request
@@ -134,8 +135,8 @@ def _run(
         sealed,
         tell=(lambda text: None) if say.progress else say.line,
     )
-    # First in line, so that every logger after them sees the pruner's numbers.
-    trainer.callback_handler.callbacks[0:0] = [sealed, watch]
+    # First in line, so that every logger after them sees the pruner's numbers; the probe sees weights before masks.
+    trainer.callback_handler.callbacks[0:0] = [Probe(folder, steps.total, sealed), sealed, watch]
     sealed.clock = lambda: earlier + time.monotonic() - began
     with writing(folder):
         with _signals(watch), contextlib.suppress(Trained):

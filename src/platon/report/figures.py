@@ -1,18 +1,23 @@
-"""Figures of a run, from its record and its history."""
+"""Figures as files, with matplotlib: of a run when it ends, and of a folder of runs for its report."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
 from platon.lab.record import read_history, read_record
+from platon.report.layers import layer_table
+from platon.report.series import Chart, HeatMap, Line, Series, Violins, line_number, row_names
 
 INK, KEPT, METRIC = "#333333", "#d95f02", "#1b6ca8"
+# Told apart in any kind of colour vision, and on white as on black.
+COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f", "#6a51a3", "#a1d76a")
+MARKERS = "osD^vP*Xd<"
 STYLE: Any = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -26,6 +31,7 @@ STYLE: Any = {
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "savefig.dpi": 150,
+    "svg.hashsalt": "platon",  # the same figure is the same file
 }
 
 
@@ -95,28 +101,112 @@ def _layers(record: dict[str, Any]) -> Figure:
     return figure
 
 
-def layer_table(layers: dict[str, float]) -> tuple[list[str], list[str], dict[tuple[str, str], float]]:
-    """Parameter names taken apart into rows (the layer) and columns (what it is within the layer)."""
-    cells = _cells(layers, numbers=1)
-    if len(cells) < len(layers):
-        cells = _cells(layers, numbers=2)  # stages with blocks in them (Swin)
-    rows, columns = list(dict.fromkeys(r for r, _ in cells)), list(dict.fromkeys(c for _, c in cells))
-    return rows, columns, cells
+# --- of a folder ------------------------------------------------------------------------------------------------------
 
 
-def _cells(layers: dict[str, float], numbers: int) -> dict[tuple[str, str], float]:
-    """The first numbers in a name are the block; one with an encoder and a decoder keeps that word in its row."""
-    cells: dict[tuple[str, str], float] = {}
-    for name, share in layers.items():
-        parts = re.sub(r"[._]weight$", "", name).split(".")
-        places = [place for place, part in enumerate(parts) if part.isdecimal()][:numbers]
-        before, rest = (parts[: places[0]], parts[places[-1] + 1 :]) if places else ([], parts)
-        tower = "decoder " if any("decoder" in part for part in before) else ""
-        cells[tower + ".".join(parts[place] for place in places), short_name(".".join(rest))] = share
-    return cells
+def draw_all(found: Series, target: Path) -> list[Path]:
+    """Draw everything as SVG and PNG; returns the paths."""
+    target.mkdir(parents=True, exist_ok=True)
+    names = row_names(found)
+    drawn = []
+    with mpl.rc_context(STYLE):
+        every: list[Chart | Violins | HeatMap] = [*found.charts, *found.violins, *found.maps]
+        for one in every:
+            figure = _drawing(one, names)
+            for kind in ("svg", "png"):
+                path, temporary = target / f"{one.name}.{kind}", target / f".{one.name}.{kind}"
+                dated = {"Date": None} if kind == "svg" else None
+                figure.savefig(temporary, format=kind, bbox_inches="tight", metadata=dated)
+                drawn.append(temporary.replace(path))
+    return drawn
 
 
-def short_name(rest: str) -> str:
-    """The telling end of a matrix's name: two parts at the most."""
-    parts = [part for part in rest.split(".") if part not in ("dense", "layer", "self")]
-    return ".".join(parts[-2:]) or rest
+def _drawing(one: Chart | Violins | HeatMap, names: list[str]) -> Figure:
+    if isinstance(one, Chart):
+        return _chart(one, names)
+    return _violins(one) if isinstance(one, Violins) else _heat_map(one)
+
+
+def _chart(chart: Chart, names: list[str]) -> Figure:
+    figure = Figure(figsize=(5.6, 3.5))
+    axes = figure.subplots()
+    for line in chart.lines:
+        _line(axes, line, line_number(chart, line, names), markers=len(line.points) < 50)
+    if chart.log_x:
+        axes.set_xscale("log")
+    axes.set_xlabel(chart.x)
+    axes.set_ylabel(chart.y)
+    axes.set_title(chart.title)
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+def _line(axes: Axes, line: Line, number: int, markers: bool) -> None:
+    colour = INK if line.dashed else COLOURS[number % len(COLOURS)]
+    xs, ys = [point.x for point in line.points], [point.y for point in line.points]
+    marker = "" if line.dashed or not markers else MARKERS[number % len(MARKERS)]
+    axes.plot(
+        xs,
+        ys,
+        color=colour,
+        marker=marker,
+        markersize=4,
+        linewidth=1.4,
+        linestyle="--" if line.dashed else "-",
+        label=line.name,
+    )
+    banded = [point for point in line.points if point.low is not None]
+    if len(banded) > 1:
+        low, high = [point.low or 0.0 for point in banded], [point.high or 0.0 for point in banded]
+        axes.fill_between([point.x for point in banded], low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _violins(violins: Violins) -> Figure:
+    """Decades up, a weight beside the other; each row of violins over the same number of decades."""
+    figure = Figure(figsize=(6.4, 2.4 * len(violins.scores)))
+    panels = figure.subplots(len(violins.scores), 1, squeeze=False)[:, 0]
+    spans = [[place for one in found for place, _ in one.outline] for _, found in violins.scores]
+    tall = max((max(span) - min(span) for span in spans if span), default=1.0)
+    for axes, (name, found), span, colour in zip(panels, violins.scores, spans, (METRIC, KEPT), strict=False):
+        for number, one in enumerate(found, 1):
+            places, widths = [place for place, _ in one.outline], [0.42 * width for _, width in one.outline]
+            axes.fill_betweenx(
+                places,
+                [number - w for w in widths],
+                [number + w for w in widths],
+                color=colour,
+                alpha=0.75,
+                linewidth=0,
+            )
+            axes.plot([number - 0.2, number + 0.2], [one.median] * 2, color="white", linewidth=1.2)
+        if span:
+            middle = (max(span) + min(span)) / 2
+            axes.set_ylim(middle - 0.53 * tall, middle + 0.53 * tall)
+        axes.set_xticks(range(1, len(found) + 1), [one.label for one in found])
+        axes.set_ylabel(f"log10 {name}")
+    panels[0].set_title(violins.title)
+    panels[-1].set_xlabel("sampled weight, from the first layer to the last")
+    figure.tight_layout()
+    return figure
+
+
+def _heat_map(one: HeatMap) -> Figure:
+    """A panel a kind of matrix, side by side."""
+    across = len(one.panels)
+    figure = Figure(figsize=(1.4 + 1.35 * across, 1.5 + 0.2 * len(one.rows)))
+    panels = figure.subplots(1, across, squeeze=False)[0]
+    for place, (axes, (name, values)) in enumerate(zip(panels, one.panels, strict=True)):
+        shares = [[float("nan") if value is None else value for value in row] for row in values]
+        image = axes.imshow(shares, cmap="viridis", norm=PowerNorm(0.5, 0, 100), aspect="auto", origin="lower")
+        axes.set_title(name, fontsize=8, fontweight="normal")
+        last = len(one.steps) - 1
+        axes.set_xticks([0, last] if last else [0], [f"{one.steps[0]}", f"{one.steps[-1]}"][: 2 if last else 1])
+        axes.set_yticks(range(len(one.rows)), one.rows if place == 0 else [""] * len(one.rows))
+    panels[0].set_ylabel("layer")
+    figure.supxlabel("optimizer step", fontsize=9)
+    figure.suptitle(one.title, x=0.02, ha="left", fontsize=10, fontweight="bold")
+    figure.tight_layout()
+    figure.colorbar(image, ax=list(panels), label="weights kept, %", fraction=0.03, pad=0.02)
+    return figure
