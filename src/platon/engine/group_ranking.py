@@ -82,7 +82,7 @@ class GroupRanking(Ranking):
         """Added up over the ranks, all in one message; a family without gradients has none on any rank."""
         if self.ranks.group is None or not (there := [total for total in sums if total is not None]):
             return list(sums)
-        added = iter(self.ranks.sum(torch.cat(there)).split([total.numel() for total in there]))
+        added = iter(torch.split(self.ranks.sum(torch.cat(there)), [total.numel() for total in there]))
         return [None if total is None else next(added) for total in sums]
 
     def _values(self) -> list[Tensor]:

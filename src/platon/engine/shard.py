@@ -65,7 +65,7 @@ def is_sharded(tensor: Tensor) -> bool:
 def local(tensor: Tensor) -> Tensor:
     """What this rank has of a tensor, without gradients; a view."""
     tensor = tensor.detach()
-    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined,no-any-return]
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def rows_of(parameter: Tensor) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from platon.engine.hooks import NotFinite
 from platon.engine.methods import METHODS
 from platon.engine.schedule import Cubic, checked_keep
 from platon.engine.units import Units, blocks, columns, heads, neurons, weights
-from platon.lab import checkpoint, tasks
+from platon.lab import checkpoint, job, tasks
 from platon.lab.card import model_card
 from platon.lab.convergence import why_not
 from platon.lab.errors import UserError, nearest
@@ -56,7 +56,8 @@ class Say:
 
 def prune(sourced: Sourced, folder: Path, resume: bool = False, say: Say | None = None) -> dict[str, Any]:
     """Run to the end, with the dense twin where the settings ask for it; returns the record."""
-    say = say or Say()
+    job.join()
+    say = say if say is not None and job.is_first() else Say()
     settings = sourced.settings
     if settings.method not in METHODS:
         raise UserError(f"no method is called {settings.method!r}{nearest(settings.method, METHODS)}")
@@ -82,23 +83,23 @@ def prune(sourced: Sourced, folder: Path, resume: bool = False, say: Say | None 
 def _run(
     sourced: Sourced, folder: Path, say: Say, start: str | None = None, dense: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    if (folder / RECORD).exists():
+    if job.most(job.is_first() and (folder / RECORD).exists()):
         say.line(f"{folder} is finished")
-        _tidy(folder)
+        if job.is_first():
+            _tidy(folder)
+        job.wait()
         return read_record(folder)
     began = time.monotonic()
     settings = sourced.settings
-    prepared = tasks.find(settings.task).prepare(_request(settings, start))
+    task, request = tasks.find(settings.task), _request(settings, start)
+    with job.first_alone() as first:  # so that what it prepares on disk is there for the others
+        prepared = task.prepare(request) if first else None
+    prepared = prepared or task.prepare(request)
     steps = plan(sourced, len(prepared.train))
     checkpoints = folder / "checkpoints"
-    last, problems = checkpoint.last_complete(checkpoints)
-    for text in problems:
-        say.line(f"passing over a checkpoint: {text}")
-    done = 0 if last is None else int(last.name.removeprefix("checkpoint-"))
-    checkpoint.discard(path for step, path in checkpoint.steps(checkpoints).items() if step > done)
+    last = _rewound(folder, checkpoints, say)
     if last is not None:
-        say.line(f"resuming at step {done} of {steps.total}")
-    rewind_history(folder, done)
+        say.line(f"resuming at step {last.name.removeprefix('checkpoint-')} of {steps.total}")
     earlier = read_json(last / checkpoint.NUMBERS)["extra"].get("seconds", 0.0) if last is not None else 0.0
 
     disable_progress_bar()  # of saving and loading; training has its own
@@ -137,6 +138,21 @@ def _run(
         return _finish(sourced, folder, steps, prepared, trainer, sealed, watch, dense)
 
 
+def _rewound(folder: Path, checkpoints: Path, say: Say) -> Path | None:
+    """The checkpoint to go on from, if there is one; what was written after it is gone."""
+    done = 0
+    with job.first_alone() as first:
+        if first:
+            last, problems = checkpoint.last_complete(checkpoints)
+            for text in problems:
+                say.line(f"passing over a checkpoint: {text}")
+            done = 0 if last is None else int(last.name.removeprefix("checkpoint-"))
+            checkpoint.discard(path for step, path in checkpoint.steps(checkpoints).items() if step > done)
+            rewind_history(folder, done)
+    done = job.most(done)
+    return checkpoints / f"checkpoint-{done}" if done else None
+
+
 def _request(settings: Settings, start: str | None) -> Request:
     wanted = {name: getattr(settings, name) for name in Request.__dataclass_fields__}
     data = None if settings.data is None else Path(settings.data)
@@ -173,7 +189,7 @@ def _checked(function: Any, *arguments: Any) -> Any:
 
 
 def _arguments(settings: Settings, steps: Plan, prepared: Prepared, folder: Path, progress: bool) -> TrainingArguments:
-    parts = settings.accumulate * TrainingArguments(output_dir=str(folder), report_to="none").world_size
+    parts = settings.accumulate * job.size()
     if settings.batch % parts:
         raise UserError(f"batch must be a multiple of accumulate × processes, {parts}, got {settings.batch}")
     on_cpu = not torch.accelerator.is_available()
@@ -211,10 +227,14 @@ def _arguments(settings: Settings, steps: Plan, prepared: Prepared, folder: Path
 def _signals(watch: Watch) -> Iterator[None]:
     """Ctrl-C and SIGTERM finish the step, save, and stop; a second Ctrl-C stops at once."""
 
+    asked = 0.0
+
     def stop(number: int, frame: Any) -> None:
-        if watch.stop_signal is not None:
+        nonlocal asked
+        # A launcher hands on what the terminal has sent already: that is no second time.
+        if watch.stop_signal is not None and (job.size() == 1 or time.monotonic() - asked > 5):
             raise KeyboardInterrupt
-        watch.stop_signal = number
+        watch.stop_signal, asked = number, time.monotonic()
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -237,6 +257,7 @@ def _finish(
     """Take the best model, measure it, save it, and write the record last."""
     model: Any = trainer.model
     best = watch.best
+    job.wait()  # for the best model to be written
     if sealed.pruner is not None:
         sealed.pruner.detach()
     if best is not None:
@@ -250,13 +271,15 @@ def _finish(
         results[split][metric],
         prepared.chance[split][metric],
     )
-    save_whole(model, folder / "model")
-    if prepared.processor is not None:
-        prepared.processor.save_pretrained(folder / "model")
     matrices = weights(model).matrices if sealed.pruner is None else sealed.pruner.units.matrices
     left = {name: int(matrix.count_nonzero()) for name, matrix in matrices.items()}
     prunable = sum(matrix.numel() for matrix in matrices.values())
     parameters = sum(p.numel() for p in model.parameters())
+    with job.first_alone() as first:
+        if first:
+            save_whole(model, folder / "model")
+            if prepared.processor is not None:
+                prepared.processor.save_pretrained(folder / "model")
     record = {
         "format": FORMAT,
         "task": sourced.settings.task,
@@ -283,9 +306,11 @@ def _finish(
         "versions": {name: version(name) for name in ("platon", "torch", "transformers", "datasets", "accelerate")}
         | {"python": platform.python_version()},
     }
-    write_text(folder / "model" / "README.md", model_card(record))
-    write_json(folder / RECORD, record)
-    _tidy(folder)
+    with job.first_alone() as first:
+        if first:
+            write_text(folder / "model" / "README.md", model_card(record))
+            write_json(folder / RECORD, record)
+            _tidy(folder)
     return record
 
 
