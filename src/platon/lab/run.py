@@ -97,7 +97,7 @@ def _run(
     prepared = prepared or task.prepare(request)
     steps = plan(sourced, len(prepared.train))
     checkpoints = folder / "checkpoints"
-    last = _rewound(folder, checkpoints, say)
+    last = _rewound(folder, settings, say)
     if last is not None:
         say.line(f"resuming at step {last.name.removeprefix('checkpoint-')} of {steps.total}")
     earlier = read_json(last / checkpoint.NUMBERS)["extra"].get("seconds", 0.0) if last is not None else 0.0
@@ -106,6 +106,7 @@ def _run(
     set_seed(settings.seed)
     model = prepared.build()
     sealed = _callback(settings, steps)
+    sealed.extra["settings"] = asdict(settings)
     trainer = LabTrainer(
         settings,
         steps,
@@ -138,12 +139,12 @@ def _run(
         return _finish(sourced, folder, steps, prepared, trainer, sealed, watch, dense)
 
 
-def _rewound(folder: Path, checkpoints: Path, say: Say) -> Path | None:
-    """The checkpoint to go on from, if there is one; what was written after it is gone."""
-    done = 0
+def _rewound(folder: Path, settings: Settings, say: Say) -> Path | None:
+    """The checkpoint of this run to go on from, if there is one; what was written after it is gone."""
+    checkpoints, done = folder / "checkpoints", 0
     with job.first_alone() as first:
         if first:
-            last, problems = checkpoint.last_complete(checkpoints)
+            last, problems = checkpoint.last_complete(checkpoints, asdict(settings))
             for text in problems:
                 say.line(f"passing over a checkpoint: {text}")
             done = 0 if last is None else int(last.name.removeprefix("checkpoint-"))
