@@ -48,9 +48,7 @@ def work(rank: int, millions: int, place: Path) -> None:
     mesh = init_device_mesh("cpu", (RANKS,))
     torch.manual_seed(0)
     model = nn.Module()
-    model.weight = nn.Parameter(
-        distribute_tensor(torch.randn(millions * 1_000_000 // WIDTH, WIDTH), mesh, [Shard(0)])
-    )
+    model.weight = nn.Parameter(distribute_tensor(torch.randn(millions * 1_000_000 // WIDTH, WIDTH), mesh, [Shard(0)]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     units = platon.Units({"weight": model.weight})
     pruner = platon.Pruner(model, optimizer, schedule=platon.Constant(0.1), units=units)

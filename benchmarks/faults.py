@@ -5,8 +5,8 @@
     python benchmarks/faults.py --output FILE       go on with what FILE counted already, and leave the counts there
 
 Each run is a process of its own, forked from this one so that nothing is imported twice, and killed with SIGKILL. The
-undisturbed run is trained once for each setting; a disturbed one has to match it bit for bit. Prints JSON; the exit code
-is 1 if anything was not as promised.
+undisturbed run is trained once for each setting; a disturbed one has to match it bit for bit. Prints JSON; the exit
+code is 1 if anything was not as promised.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import json
 import os
 import random
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -39,10 +40,10 @@ from platon.lab import checkpoint
 from platon.lab.record import read_history, read_record
 from platon.report import figures  # noqa: F401
 
-TINY = (
+TINY = shlex.split(
     "--train-rows 128 --eval-rows 40 --batch 16 --steps 12 --eval-every 3 --log-every 2 --checkpoint-every 2 "
     "--every 2 --warmup 1 --cooldown 5 --checkpoints 2"
-).split()
+)
 SETTINGS: dict[str, list[str]] = {
     "platon": ["--dense", "none"],
     "l0": ["--dense", "none", "--method", "l0"],

@@ -1,7 +1,8 @@
 """Trains small models alone and on 1, 2 and 4 ranks, and writes down the masks of every step.
 
-Run as a program, by test_masks.py: `program.py FOLDER [METHOD ...]`. It imports torch once and forks the ranks, since that is most
-of what they would otherwise do. Each rank writes FOLDER/WORLD-RANK.json; the file of the process alone is alone.json.
+Run as a program, by test_masks.py: `program.py FOLDER [METHOD ...]`. It imports torch once and forks the ranks, since
+that is most of what they would otherwise do. Each rank writes FOLDER/WORLD-RANK.json; the file of
+the process alone is alone.json.
 """
 
 import hashlib

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,16 +16,16 @@ from safetensors.torch import load_file
 from platon.lab import checkpoint
 from platon.lab.record import read_history, read_record
 
-TINY = (
-    "--train-rows 128 --eval-rows 40 --batch 16 --steps 12 --eval-every 3 --log-every 2 --checkpoint-every 4 --every 2 "
-    "--warmup 1 --cooldown 5 --dense none"
-).split()
+TINY = shlex.split(
+    "--train-rows 128 --eval-rows 40 --batch 16 --steps 12 --eval-every 3 --log-every 2 --checkpoint-every 4 "
+    "--every 2 --warmup 1 --cooldown 5 --dense none"
+)
 
 
 def launched(folder: Path, *flags: str, ranks: int = 2) -> "subprocess.Popen[str]":
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks else [sys.executable]
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks else []
     return subprocess.Popen(
-        [*launch, "-m", "platon", "prune", *TINY, "--output", str(folder), *flags],
+        [sys.executable, *launcher, "-m", "platon", "prune", *TINY, "--output", str(folder), *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -61,7 +62,9 @@ def test_two_ranks_leave_one_run(whole: Path) -> None:
     assert list(places) == [8, 12]
     for place in places.values():
         assert checkpoint.problem(place) is None
-        assert {"rng_state_0.pth", "rng_state_1.pth"} <= json.loads((place / checkpoint.MARKER).read_text())["files"].keys()
+        assert {"rng_state_0.pth", "rng_state_1.pth"} <= json.loads((place / checkpoint.MARKER).read_text())[
+            "files"
+        ].keys()
 
 
 def test_killed_rank_and_resumption(whole: Path, tmp_path: Path) -> None:

@@ -105,7 +105,5 @@ def test_saved_on_two_ranks_and_resumed_on_others(found: Found, world: int, meth
     expected = found(method, 2)["same"][f"bert, fsdp, {method}, {units}"]
     for rank in range(max(world, 1)):
         resumed = found(method, world, rank)["resumed"][f"{method}, {units}"]
-        assert [(s["fingerprint"], s["kept"]) for s in resumed] == [
-            (s["fingerprint"], s["kept"]) for s in expected[2:]
-        ]
+        assert [(s["fingerprint"], s["kept"]) for s in resumed] == [(s["fingerprint"], s["kept"]) for s in expected[2:]]
         assert resumed[-1] == expected[-1]

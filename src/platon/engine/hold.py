@@ -16,9 +16,7 @@ class Hold:
         """Remember which weights are zero, as bits, and attach."""
         self.units = weights(model) if units is None else units
         ranks_of(model, self.units.matrices)
-        self._bits = {
-            name: kernels.pack((local(matrix) != 0).view(-1)) for name, matrix in self.units.matrices.items()
-        }
+        self._bits = {name: kernels.pack((local(matrix) != 0).view(-1)) for name, matrix in self.units.matrices.items()}
         self._hooks = Hooks(
             model, optimizer, self.units.matrices, reads=None, on_nonfinite=None, before=lambda: None, after=self._after
         )

@@ -142,7 +142,9 @@ class Ranking(ABC):
         """The same as any number of ranks can read it: in a parameter's shape and sharded as it is, masks as bools."""
         kept = {f"{pool.name}:mask": pool.kept() for pool in self.pools}
         return {
-            name: tensor if matrix is None or not tensor.dim() else laid_out_as(matrix.parameter, kept.get(name, tensor))
+            name: tensor
+            if matrix is None or not tensor.dim()
+            else laid_out_as(matrix.parameter, kept.get(name, tensor))
             for name, tensor, matrix in self._with_matrices(self.tensors())
         }
 

@@ -1,8 +1,8 @@
 """Several processes: the ranks that numbers are added up over, and this rank's rows of a sharded parameter.
 
-`fully_shard` cuts a parameter by its first dimension and gives each rank some rows, perhaps none. So a rank's weights are
-one run of the parameter's flat positions, and everything that the engine does with a whole matrix it does with that run:
-state lies with it, ties are told apart by global positions, and only counts, samples and candidates go between ranks.
+`fully_shard` cuts a parameter by its first dimension and gives each rank some rows, perhaps none. So a rank's weights
+are one run of the parameter's flat positions, and what the engine does with a whole matrix it does with that run: state
+lies with it, ties are told apart by global positions, and only counts, a sample and candidates go between ranks.
 """
 
 import sys
@@ -114,7 +114,7 @@ def own_part(parameter: Tensor, given: Tensor) -> Tensor:
 
 
 def ranks_of(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Ranks:
-    """The ranks that the parameters are sharded over; what is sharded in a way that the engine cannot follow is refused."""
+    """The ranks that the parameters are sharded over; other ways to shard than the one above are refused."""
     _refuse_other_ways(model, parameters)
     sharded: dict[str, Any] = {name: p for name, p in parameters.items() if is_sharded(p)}
     if not sharded:

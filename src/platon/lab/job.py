@@ -16,11 +16,11 @@ import torch.distributed as dist
 from platon.lab.errors import UserError
 
 
-class Told(UserError):
+class Told(UserError):  # noqa: N818  # it is the first one's error
     """What the first process of a job has said already."""
 
 
-class Gone(UserError):
+class Gone(UserError):  # noqa: N818  # the name says what is wrong
     """Another process of the job has ended, and this one cannot go on by itself."""
 
 

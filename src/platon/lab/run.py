@@ -227,7 +227,6 @@ def _arguments(settings: Settings, steps: Plan, prepared: Prepared, folder: Path
 @contextlib.contextmanager
 def _signals(watch: Watch) -> Iterator[None]:
     """Ctrl-C and SIGTERM finish the step, save, and stop; a second Ctrl-C stops at once."""
-
     asked = 0.0
 
     def stop(number: int, frame: Any) -> None:
