@@ -113,11 +113,14 @@ def prune(
         sourced = resolve(recipe, config, flags)
     folder = output or _default_folder(sourced)
     from platon.deploy.shrink import shrink
+    from platon.lab import job
     from platon.lab.run import Say
     from platon.lab.run import prune as run_prune
     from platon.report.figures import draw_run
 
     record = run_prune(sourced, folder, resume, Say(tell, sys.stderr.isatty()), shrink)
+    if not job.is_first():
+        return
     figures = draw_run(folder)
     console.print(_results(record))
     if record["not_converged"]:
@@ -362,15 +365,18 @@ def main() -> None:
 def _interrupted(error: Exception) -> None:
     if type(error).__name__ == "Interrupted":
         number, folder = error.number, error.folder  # type: ignore[attr-defined]
-        errors.print(
-            f"{error}; a checkpoint is saved. Go on with: platon prune --output {escape(str(folder))} --resume"
-        )
+        if os.environ.get("RANK", "0") == "0":
+            errors.print(
+                f"{error}; a checkpoint is saved. Go on with: platon prune --output {escape(str(folder))} --resume"
+            )
         sys.exit(128 + number)
 
 
 def _complain(sentence: str, debug: bool, code: int = 2) -> None:
     if debug:
         raise  # what the caller's except clause holds
+    if type(sys.exception()).__name__ == "Told":  # the first process of the job has said it
+        os._exit(code)
     errors.print(f"[red]error:[/red] {escape(' '.join(sentence.split()))}")
     # Threads of the libraries may still be at work; nothing of ours is.
     sys.stdout.flush()

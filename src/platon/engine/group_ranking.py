@@ -11,6 +11,7 @@ from platon.engine.matrix import Matrix
 from platon.engine.part import Groups, Part, sum_of
 from platon.engine.ranking import Pool, Ranking, how_many
 from platon.engine.score import Score
+from platon.engine.shard import ALONE, Ranks, laid_out_as
 
 
 class GroupRanking(Ranking):
@@ -20,9 +21,14 @@ class GroupRanking(Ranking):
     weight, Σ w g / n, and magnitude is the mean of |w|: so a score says what a weight of the group is worth, and groups
     of unlike size compare. Since `keep` counts weights, that is the greedy choice: the most worth for the weights kept.
     A learned score gets the sum itself, which is its gradient.
+
+    A group may span the shards of several ranks: sums are added up over them, in float64, and from there on every rank
+    knows every group.
     """
 
-    def __init__(self, score: Score, matrices: Sequence[Matrix], groups: Sequence[Groups]) -> None:
+    def __init__(
+        self, score: Score, matrices: Sequence[Matrix], groups: Sequence[Groups], ranks: Ranks = ALONE
+    ) -> None:
         device = matrices[0].device
         starts = torch.tensor([0, *(own.count for own in groups)]).cumsum(0).tolist()
         pools = [
@@ -30,41 +36,73 @@ class GroupRanking(Ranking):
         ]
         self.groups = groups
         self._sizes = torch.cat([own.sizes for own in groups]).to(device)
-        super().__init__(score, matrices, pools, int(self._sizes.sum()))
+        self._matrix = {matrix.name: matrix for matrix in matrices}
+        self._here = [[part.of_rows(*self._matrix[part.name].rows) for part in own.parts] for own in groups]
+        super().__init__(score, matrices, pools, int(self._sizes.sum()), ranks)
 
     def update(self, step: int, keep: float | None = None) -> None:
         """Per group: a sum over its weights, then the score's own equations on one number."""
         phase = self.score.phase(step)
-        for own, pool in zip(self.groups, self.pools, strict=True):
-            signal = self._signal(own, pool)
+        for pool, parts, signal in zip(self.pools, self._here, self._signals(), strict=True):
             gate = self.score.gate(pool.state, settled=False) if isinstance(self.score, Gated) else None
             for name, tensor in self.score.update(pool.state, signal, phase).items():
                 pool.state[name].copy_(tensor)
-            for part in own.parts:
-                if gate is not None and part.parameter.grad is not None:
-                    part.parameter.grad.mul_(part.expand(gate))
+            for part in parts:
+                gradient = self._look(part, "gradient")
+                if gate is not None and gradient is not None:
+                    gradient.mul_(part.expand(gate))
 
-    def _signal(self, own: Groups, pool: Pool) -> Tensor | None:
-        sums = [
-            part.reduce(part.parameter.detach().float() * part.parameter.grad.float()).to(pool.bits.device)
-            for part in own.parts
-            if part.parameter.grad is not None
+    def _look(self, part: Part, what: str) -> Tensor | None:
+        """The "weight" or the "gradient" of what is here of a part's matrix, in its shape; a view."""
+        matrix = self._matrix[part.name]
+        tensor = matrix.weight if what == "weight" else matrix.gradient
+        return None if tensor is None else tensor.view(matrix.shape)
+
+    def _signals(self) -> list[Tensor | None]:
+        sums: list[Tensor | None] = []
+        for parts, pool in zip(self._here, self.pools, strict=True):
+            seen = [
+                part.reduce(self._weight(part).float() * gradient.float()).to(pool.bits.device)
+                for part in parts
+                if (gradient := self._look(part, "gradient")) is not None
+            ]
+            sums.append(sum_of(seen) if seen else None)
+        learned = isinstance(self.score, Learned)
+        return [
+            None if total is None else (total if learned else total / own.sizes.to(total.device)).float()
+            for total, own in zip(self._over_ranks(sums), self.groups, strict=True)
         ]
-        if not sums:
-            return None
-        total = sum_of(sums)
-        return (total if isinstance(self.score, Learned) else total / own.sizes.to(total.device)).float()
 
-    def _values(self, own: Groups, pool: Pool) -> Tensor:
-        weight = sum_of(part.reduce(part.parameter.detach().abs()).to(pool.bits.device) for part in own.parts)
-        return self.score.value(pool.state, (weight / own.sizes.to(weight.device)).float())
+    def _weight(self, part: Part) -> Tensor:
+        weight = self._look(part, "weight")
+        assert weight is not None
+        return weight
+
+    def _over_ranks(self, sums: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Added up over the ranks, all in one message; a family without gradients has none on any rank."""
+        if self.ranks.group is None or not (there := [total for total in sums if total is not None]):
+            return list(sums)
+        added = iter(torch.split(self.ranks.sum(torch.cat(there)), [total.numel() for total in there]))
+        return [None if total is None else next(added) for total in sums]
+
+    def _values(self) -> list[Tensor]:
+        """The scores of all groups."""
+        sums = [
+            sum_of(part.reduce(self._weight(part).abs()).to(pool.bits.device) for part in parts)
+            for parts, pool in zip(self._here, self.pools, strict=True)
+        ]
+        return [
+            self.score.value(pool.state, (weight / own.sizes.to(weight.device)).float())
+            for own, pool, weight in zip(self.groups, self.pools, self._over_ranks(sums), strict=True)
+            if weight is not None
+        ]
 
     def select(self, keep: float) -> None:
         """The longest run of the ranking that does not exceed k weights, after the spared groups are set aside.
 
         k = round(keep · N) of all N weights, or of each pool's. Equal scores: the first stays.
         """
-        values = [self._values(own, pool) for own, pool in zip(self.groups, self.pools, strict=True)]
+        values = self._values()
         if bool(torch.cat(values).isnan().any()):
             raise ValueError(
                 "a score is NaN, so there is no order; look for NaN among the weights or in the pruner's state"
@@ -84,8 +122,7 @@ class GroupRanking(Ranking):
     def open(self, value: float, least: float) -> None:
         """Of each pool at least what is spared."""
         kept = []
-        for own, pool in zip(self.groups, self.pools, strict=True):
-            score = self._values(own, pool)
+        for own, score in zip(self.groups, self._values(), strict=True):
             floor = max(own.spare, how_many(least, own.count) if least else 0)
             best = score.sort(descending=True, stable=True).indices[:floor]
             kept.append((score > value).index_fill(0, best, True))
@@ -102,30 +139,29 @@ class GroupRanking(Ranking):
         if self.kept_count == self.total:
             return
         for pool, part in self._parts():
-            tensor = part.parameter.detach() if what == "weight" else part.parameter.grad
+            tensor = self._look(part, what)
             if tensor is not None:
                 tensor.masked_fill_(~part.expand(pool.kept()).to(tensor.device), 0)
 
     def gate(self, settled: bool) -> None:
         """A group's weights share a gate."""
         assert isinstance(self.score, Gated)
-        full = {matrix.name: matrix.full for matrix in self.matrices}
         for pool, part in self._parts():
-            weights = full[part.name]
+            weights = self._matrix[part.name].full
             assert weights is not None
             gate = part.expand(self.score.gate(pool.state, settled)).to(weights.device)
-            part.parameter.detach().copy_(weights.view(part.parameter.shape).float() * gate)
+            seen = self._weight(part)
+            seen.copy_(weights.view(seen.shape).float() * gate)
 
     def masks(self) -> dict[str, Tensor]:
         """Each weight as its group."""
         found = {
-            part.name: part.expand(pool.kept()).expand(part.parameter.shape).to(part.parameter.device)
-            for pool, part in self._parts()
+            part.name: part.expand(pool.kept()).expand(self._matrix[part.name].shape) for pool, part in self._parts()
         }
-        return {matrix.name: found[matrix.name] for matrix in self.matrices}
+        return {m.name: laid_out_as(m.parameter, found[m.name].to(m.device)) for m in self.matrices}
 
     def _parts(self) -> list[tuple[Pool, Part]]:
-        return [(pool, part) for own, pool in zip(self.groups, self.pools, strict=True) for part in own.parts]
+        return [(pool, part) for parts, pool in zip(self._here, self.pools, strict=True) for part in parts]
 
 
 def _longest(values: Sequence[Tensor], groups: Sequence[Groups], k: int) -> list[Tensor]:

@@ -5,6 +5,7 @@ from torch.optim import Optimizer
 
 from platon.engine import kernels
 from platon.engine.hooks import Hooks
+from platon.engine.shard import laid_out_as, local, ranks_of
 from platon.engine.units import Units, weights
 
 
@@ -14,21 +15,20 @@ class Hold:
     def __init__(self, model: nn.Module, optimizer: Optimizer, units: Units | None = None) -> None:
         """Remember which weights are zero, as bits, and attach."""
         self.units = weights(model) if units is None else units
-        self._bits = {
-            name: kernels.pack((matrix.detach() != 0).view(-1)) for name, matrix in self.units.matrices.items()
-        }
+        ranks_of(model, self.units.matrices)
+        self._bits = {name: kernels.pack((local(matrix) != 0).view(-1)) for name, matrix in self.units.matrices.items()}
         self._hooks = Hooks(
             model, optimizer, self.units.matrices, reads=None, on_nonfinite=None, before=lambda: None, after=self._after
         )
 
     def _after(self) -> None:
         for name, matrix in self.units.matrices.items():
-            kernels.hold_zero(matrix.detach().view(-1), self._bits[name])
+            kernels.hold_zero(local(matrix).view(-1), self._bits[name])
 
     def masks(self) -> dict[str, Tensor]:
         """A bool tensor a parameter, False = held at zero."""
         return {
-            name: kernels.unpack(self._bits[name], matrix.numel()).view(matrix.shape)
+            name: laid_out_as(matrix, kernels.unpack(self._bits[name], local(matrix).numel()))
             for name, matrix in self.units.matrices.items()
         }
 

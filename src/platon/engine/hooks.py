@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Optimizer
 
 from platon.engine.score import Timing
+from platon.engine.shard import ALONE, Ranks, local
 from platon.engine.units import plain_name
 
 # What torch wraps around the `step` of each class, and what calls the hooks.
@@ -36,6 +37,7 @@ class Hooks:
         on_nonfinite: "raise" or "skip"; `None`: gradients are not looked at.
         before: called before the optimizer moves.
         after: called after it moved.
+        ranks: what the parameters are sharded over; a step is cancelled on all ranks or on none.
     """
 
     def __init__(
@@ -48,13 +50,14 @@ class Hooks:
         on_nonfinite: Literal["raise", "skip"] | None,
         before: Callable[[], None],
         after: Callable[[], None],
+        ranks: Ranks = ALONE,
     ) -> None:
         """Refuse what cannot work, then attach."""
         self.optimizer = _unwrapped(optimizer)
         _check_optimizer(self.optimizer, parameters, reads)
         self.skipped_count = 0
         self._model, self._parameters, self._reads, self._on_nonfinite = model, parameters, reads, on_nonfinite
-        self._call_before, self._call_after = before, after
+        self._call_before, self._call_after, self._ranks = before, after, ranks
         self._skipping = False
         self._scale: Tensor | None = None
         self._put_aside: list[tuple[nn.Parameter, Tensor]] = []
@@ -97,8 +100,8 @@ class Hooks:
             self.optimizer.grad_scale = self._scale  # type: ignore[attr-defined]  # a user may have set it for good
         watched, self._watched = self._watched, {}
         for name, (gradient, version, total) in watched.items():
-            same = self._parameters[name].grad is gradient and gradient._version == version
-            if not same or (total is not None and bool(total != gradient.sum(dtype=torch.float64))):
+            same = self._parameters[name].grad is gradient and local(gradient)._version == version
+            if not same or (total is not None and bool(total != local(gradient).sum(dtype=torch.float64))):
                 raise RuntimeError(
                     f"{type(self.optimizer).__name__} changed the gradient of {name!r} during its step, so |w g| "
                     "cannot be measured after it; use timing='before', or another setting of the optimizer"
@@ -113,7 +116,7 @@ class Hooks:
         are looked at once.
         """
         return {
-            name: (p.grad, p.grad._version, p.grad.sum(dtype=torch.float64) if self._first else None)
+            name: (p.grad, local(p.grad)._version, local(p.grad).sum(dtype=torch.float64) if self._first else None)
             for name, p in self._parameters.items()
             if p.grad is not None
         }
@@ -128,7 +131,7 @@ class Hooks:
         self._scale = getattr(self.optimizer, "grad_scale", None)
         if self._scale is not None:
             for gradient in self._gradients().values():
-                gradient.div_(self._scale.to(gradient.device))
+                local(gradient).div_(self._scale.to(gradient.device))
             self.optimizer.grad_scale = None  # type: ignore[attr-defined]  # done; back in place after this step
 
     def _gradients(self) -> dict[nn.Parameter, Tensor]:
@@ -142,10 +145,11 @@ class Hooks:
             return False
         # One number a gradient and one look at the device. A finite gradient may overflow its sum: then look closely.
         device = next(iter(gradients.values())).device
-        sums = torch.stack([gradient.sum(dtype=torch.float32).to(device) for gradient in gradients.values()])
-        if bool(sums.isfinite().all()):
+        sums = torch.stack([local(gradient).sum(dtype=torch.float32).to(device) for gradient in gradients.values()])
+        if not bool(self._ranks.any(~sums.isfinite().all())):
             return False
-        bad = [parameter for parameter, gradient in gradients.items() if not _is_finite(gradient)]
+        flags = torch.tensor([not _is_finite(local(gradient)) for gradient in gradients.values()], device=device)
+        bad = [parameter for parameter, flag in zip(gradients, self._ranks.any(flags).tolist(), strict=True) if flag]
         if not bad:
             return False
         if self._on_nonfinite == "raise":

@@ -121,6 +121,8 @@ def _mask(
 def pack(kept: Tensor, out: Tensor | None = None) -> Tensor:
     """One bit a unit: bit j of byte i is unit 8 i + j. `kept` is flat, of bool or of bytes 0 and 1."""
     size = kept.numel()
+    if not size:  # a rank's empty shard
+        return kept.new_empty(0, dtype=torch.uint8)
     kept = kept.view(torch.uint8)
     if size % 8:
         kept = torch.nn.functional.pad(kept, (0, 8 - size % 8))
@@ -201,7 +203,7 @@ class Scored:
 
     def _pass(self, function: Callable[..., Any], phase: int = 0) -> Pass:
         names = tuple(self.state)
-        if self.fused:
+        if self.fused and self.size:  # a rank's empty shard is not worth a compilation
             return _fused(function, self.score, phase, names)
         return functools.partial(function, self.score, phase, names)
 
@@ -342,14 +344,28 @@ def draw(out: Tensor, seed: int, step: int, start: int = 0) -> None:
 
     The generators of torch know no positions, so ranks and shards could not agree on what each weight drew.
     """
-    first, second = (_hashed_number(seed, step, salt, start >> 32) for salt in (1, 2))
-    for begin in range(0, out.numel(), PIECE):
-        part = out[begin : begin + PIECE]
+    begin = 0
+    while begin < out.numel():
         place = (start + begin) & 0xFFFFFFFF
+        first, second = (_hashed_number(seed, step, salt, (start + begin) >> 32) for salt in (1, 2))
+        part = out[begin : begin + min(PIECE, (1 << 32) - place)]
+        begin += part.numel()
         position = torch.arange(place, place + part.numel(), dtype=torch.int64, device=out.device).to(torch.int32)
         bits = _hashed(_hashed(position ^ first) ^ second)
         uniform = ((bits >> 8) & 0xFFFFFF).float().add_(0.5).mul_(2.0**-24)
         torch.logit(uniform, out=part)
+
+
+def digest(bits: Tensor, size: int, start: int) -> Tensor:
+    """A hash of which positions stay: a sum over them, so that shards add up to it; products and sums wrap."""
+    total = torch.zeros((), dtype=torch.int64, device=bits.device)
+    for begin in range(0, size, PIECE):
+        kept = unpack(bits[begin // 8 : (begin + PIECE) // 8], min(PIECE, size - begin))
+        place = kept.nonzero().view(-1) + (start + begin + 1)
+        for shift, factor in ((30, 0x3F58476D1CE4E5B9), (27, 0x14D049BB133111EB)):
+            place = (place ^ ((place >> shift) & ((1 << (64 - shift)) - 1))) * factor
+        total += (place ^ ((place >> 31) & ((1 << 33) - 1))).sum()
+    return total
 
 
 def _hashed(bits: Tensor) -> Tensor:

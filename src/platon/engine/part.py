@@ -1,7 +1,7 @@
 """Parts: how groups of weights lie in one matrix. They add up what a group holds, and spread a group's number again."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -25,6 +25,8 @@ class Strips:
 
     def add_up(self, values: Tensor) -> Tensor:
         """The sum of each group along the first dimension; in a fixed order, so that a sum is always the same."""
+        if not len(self._order):  # a rank's empty shard
+            return values.new_zeros(self.count, *values.shape[1:])
         sorted_values = values.index_select(0, self._order.to(values.device))
         if self._even:
             return sorted_values.view(self.count, -1, *values.shape[1:]).sum(1)
@@ -69,8 +71,14 @@ class Part:
         assert self.columns is not None
         return self.columns.lengths * height
 
+    def of_rows(self, first: int, last: int) -> "Part":
+        """The same groups in these rows alone: what a rank has of a sharded matrix."""
+        if self.rows is None or (first == 0 and last == len(self.rows.group)):
+            return self
+        return replace(self, rows=Strips(self.rows.group[first:last], self.rows.count))
+
     def reduce(self, values: Tensor) -> Tensor:
-        """The sum of `values`, of the matrix's shape, over each group; in float64."""
+        """The sum of `values`, of the shape of the matrix or of these rows, over each group; in float64."""
         if self.rows is not None and self.columns is not None:
             return self.columns.add_up(self.rows.add_up(values.double()).T).T.reshape(-1)
         if self.rows is not None:

@@ -16,6 +16,7 @@ from platon.engine.matrix import locate
 from platon.engine.ranking import Ranking, WeightRanking
 from platon.engine.schedule import Ramp, Schedule, checked_keep
 from platon.engine.score import Platon, Score, checked_choice
+from platon.engine.shard import give_back, ranks_of, same_on_all
 from platon.engine.steering import Steering
 from platon.engine.units import Units, weights
 
@@ -70,11 +71,12 @@ class Pruner:
         self.step_count = 0
         self.keep = 1.0  #: the share that the schedule asked for at the last mask step
         self._steering = Steering()
-        matrices = locate(model, self.units.matrices)
+        self._ranks = ranks_of(model, self.units.matrices)
+        matrices = locate(model, self.units.matrices, self._ranks)
         self._ranking: Ranking = (
-            GroupRanking(self.score, matrices, self.units.groups)
+            GroupRanking(self.score, matrices, self.units.groups, self._ranks)
             if self.units.groups
-            else WeightRanking(self.score, matrices)
+            else WeightRanking(self.score, matrices, self._ranks)
         )
         self._deterministic = False
         self._hooks = Hooks(
@@ -85,6 +87,7 @@ class Pruner:
             on_nonfinite=on_nonfinite,
             before=self._before,
             after=self._after,
+            ranks=self._ranks,
         )
         self._rates = Rates(self._hooks.optimizer)
         self._draw()
@@ -112,8 +115,23 @@ class Pruner:
         return self._ranking.kept_count / self._ranking.total
 
     def masks(self) -> dict[str, Tensor]:
-        """The last selection: a bool tensor a parameter, True = kept."""
+        """The last selection: a bool tensor a parameter, True = kept; sharded where the parameter is."""
         return self._ranking.masks()
+
+    def fingerprint(self) -> str:
+        """A short hash of the masks: the same wherever the same weights stay, on however many ranks they lie.
+
+        Where parameters are sharded, all ranks must ask together.
+        """
+        return f"{self._ranking.digest() & 0xFFFFFFFFFFFFFFFF:016x}"
+
+    def check_ranks(self) -> None:
+        """Raise an error where the masks of the training's processes differ; all of them must ask together."""
+        if not same_on_all(int(self.fingerprint(), 16), self._ranking.matrices[0].device):
+            raise RuntimeError(
+                f"the masks of the ranks differ after step {self.step_count}; "
+                "give every rank the same model, the same optimizer and gradients that are averaged over all of them"
+            )
 
     @contextmanager
     def deterministic(self) -> Iterator[None]:
@@ -211,14 +229,23 @@ class Pruner:
     @torch.no_grad()
     def _gate(self) -> None:
         if isinstance(self.score, Gated):
+            if self._ranks.group is not None:
+                give_back(self._model)
             self._ranking.gate(settled=self._deterministic)
             if self._deterministic or self._by_mask(self.step_count):
                 self._ranking.hold("weight")
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """All state: plain numbers and words, and under "tensors" what safetensors can hold. Nothing is copied."""
+    def state_dict(self, whole: bool = False) -> dict[str, Any]:
+        """All state: plain numbers and words, and under "tensors" what safetensors can hold.
+
+        Args:
+            whole: tensors in the shape of their parameter, and masks as bools: what `torch.distributed.checkpoint`
+                cuts anew for another number of ranks. Sharded parameters have no other form. Otherwise nothing is
+                copied, and masks are bits.
+        """
+        whole = whole or self._ranks.group is not None
         return {
             "format": FORMAT,
             "method": type(self.score).__name__,
@@ -231,13 +258,18 @@ class Pruner:
             "kept_count": self._ranking.kept_count,
             "steering": dataclasses.asdict(self._steering),
             "cut": self.cut,
-            "tensors": self._ranking.tensors(),
+            "tensors": self._ranking.whole_tensors() if whole else self._ranking.tensors(),
         }
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken; a state of another model or method is refused, and nothing changes then."""
-        mine = self.state_dict()
+        """Continue where `state` was taken, on however many ranks that was.
+
+        A state of another model or method is refused, and nothing changes then.
+        """
+        mine = {**self.state_dict(), "tensors": self._ranking.tensors()}
+        if isinstance(state.get("tensors"), Mapping):
+            state = {**state, "tensors": self._ranking.own_tensors(state["tensors"])}
         difference = _first_difference(mine, state)
         if difference:
             raise ValueError(f"this state does not fit the pruner: {difference}")

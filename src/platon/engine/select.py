@@ -12,41 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from platon.engine.kernels import BLOCK, Scored
+from platon.engine.shard import ALONE, Ranks
 
 PIVOTS = 3  # counted in one pass: more of them cost more than the memory traffic that they ride on
-
-
-class Ranks:
-    """Where the scores lie: in this process alone, or sharded over the processes of a group."""
-
-    def __init__(self, group: "dist.ProcessGroup | None" = None) -> None:
-        """A group, or `None` for this process alone."""
-        self.group = group
-
-    def sum(self, tensor: Tensor) -> Tensor:
-        """Added up over the ranks."""
-        if self.group is not None:
-            dist.all_reduce(tensor, group=self.group)
-        return tensor
-
-    def gather(self, tensor: Tensor) -> Tensor:
-        """The ranks' one-dimensional tensors, of any lengths, one after the other."""
-        if self.group is None:
-            return tensor
-        sizes = torch.zeros(dist.get_world_size(self.group), dtype=torch.int64, device=tensor.device)
-        sizes[dist.get_rank(self.group)] = tensor.numel()
-        counts: list[int] = self.sum(sizes).tolist()
-        parts = [tensor.new_empty(max(counts)) for _ in counts]
-        padded = torch.nn.functional.pad(tensor, (0, max(counts) - tensor.numel()))
-        dist.all_gather(parts, padded, group=self.group)
-        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
-
-
-ALONE = Ranks()
 
 
 @dataclass(frozen=True)

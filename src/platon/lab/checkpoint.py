@@ -101,11 +101,23 @@ def steps(folder: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def last_complete(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that counts, and a sentence for each newer one that does not."""
+def is_of(folder: Path, settings: dict[str, Any]) -> bool:
+    """Whether a complete checkpoint belongs to a run with these settings; one that came later than it had no say."""
+    extra = read_json(folder / NUMBERS).get("extra")
+    theirs = extra.get("settings", {}) if isinstance(extra, dict) else {}
+    return all(theirs.get(name, value) == value for name, value in settings.items())
+
+
+def last_complete(folder: Path, settings: dict[str, Any] | None = None) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint that counts, and a sentence for each newer one that does not.
+
+    Where `settings` are given, one that was trained with others does not count.
+    """
     problems: list[str] = []
     for path in reversed(steps(folder).values()):
         found = problem(path)
+        if found is None and settings is not None and not is_of(path, settings):
+            found = f"{path.name} is of a run with other settings"
         if found is None:
             return path, problems
         problems.append(found)

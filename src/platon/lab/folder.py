@@ -11,6 +11,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from platon.lab import job
 from platon.lab.errors import UserError
 from platon.lab.record import FORMAT, HISTORY, read_json, write_json
 from platon.lab.settings import FIELDS, Settings, Sourced
@@ -35,7 +36,16 @@ def read_started(folder: Path) -> Sourced:
 
 @contextlib.contextmanager
 def claimed(folder: Path, sourced: Sourced, resume: bool) -> Iterator[None]:
-    """The folder is ours for this run: no other run is in it, and no other process works on it."""
+    """The folder is ours for this run: no other run is in it, and no other job works on it."""
+    with contextlib.ExitStack() as claim:
+        with job.first_alone() as first:
+            if first:
+                claim.enter_context(_locked(folder, sourced, resume))
+        yield
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, sourced: Sourced, resume: bool) -> Iterator[None]:
     started = folder / STARTED
     new = not folder.exists()
     _check(folder, sourced, resume)

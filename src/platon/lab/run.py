@@ -25,7 +25,7 @@ from platon.engine.hooks import NotFinite
 from platon.engine.methods import METHODS
 from platon.engine.schedule import Cubic, checked_keep
 from platon.engine.units import Units, blocks, columns, heads, neurons, weights
-from platon.lab import checkpoint, tasks
+from platon.lab import checkpoint, job, tasks
 from platon.lab.card import model_card
 from platon.lab.convergence import why_not
 from platon.lab.errors import UserError, nearest
@@ -64,7 +64,8 @@ def prune(
     sourced: Sourced, folder: Path, resume: bool = False, say: Say | None = None, shrink: Shrink | None = None
 ) -> dict[str, Any]:
     """Run to the end, with the dense twin where the settings ask for it; returns the record."""
-    say = say or Say()
+    job.join()
+    say = say if say is not None and job.is_first() else Say()
     settings = sourced.settings
     if settings.method not in METHODS:
         raise UserError(f"no method is called {settings.method!r}{nearest(settings.method, METHODS)}")
@@ -95,29 +96,30 @@ def _run(
     start: str | None = None,
     dense: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    if (folder / RECORD).exists():
+    if job.most(job.is_first() and (folder / RECORD).exists()):
         say.line(f"{folder} is finished")
-        _tidy(folder)
+        if job.is_first():
+            _tidy(folder)
+        job.wait()
         return read_record(folder)
     began = time.monotonic()
     settings = sourced.settings
-    prepared = tasks.find(settings.task).prepare(_request(settings, start))
+    task, request = tasks.find(settings.task), _request(settings, start)
+    with job.first_alone() as first:  # so that what it prepares on disk is there for the others
+        prepared = task.prepare(request) if first else None
+    prepared = prepared or task.prepare(request)
     steps = plan(sourced, len(prepared.train))
     checkpoints = folder / "checkpoints"
-    last, problems = checkpoint.last_complete(checkpoints)
-    for text in problems:
-        say.line(f"passing over a checkpoint: {text}")
-    done = 0 if last is None else int(last.name.removeprefix("checkpoint-"))
-    checkpoint.discard(path for step, path in checkpoint.steps(checkpoints).items() if step > done)
+    last = _rewound(folder, settings, say)
     if last is not None:
-        say.line(f"resuming at step {done} of {steps.total}")
-    rewind_history(folder, done)
+        say.line(f"resuming at step {last.name.removeprefix('checkpoint-')} of {steps.total}")
     earlier = read_json(last / checkpoint.NUMBERS)["extra"].get("seconds", 0.0) if last is not None else 0.0
 
     disable_progress_bar()  # of saving and loading; training has its own
     set_seed(settings.seed)
     model = prepared.build()
     sealed = _callback(settings, steps)
+    sealed.extra["settings"] = asdict(settings)
     trainer = LabTrainer(
         settings,
         steps,
@@ -148,6 +150,21 @@ def _run(
         if watch.stop_signal is not None and trainer.state.global_step < steps.total:
             raise Interrupted(watch.stop_signal, folder)
         return _finish(sourced, folder, steps, prepared, trainer, sealed, watch, shrink, dense)
+
+
+def _rewound(folder: Path, settings: Settings, say: Say) -> Path | None:
+    """The checkpoint of this run to go on from, if there is one; what was written after it is gone."""
+    checkpoints, done = folder / "checkpoints", 0
+    with job.first_alone() as first:
+        if first:
+            last, problems = checkpoint.last_complete(checkpoints, asdict(settings))
+            for text in problems:
+                say.line(f"passing over a checkpoint: {text}")
+            done = 0 if last is None else int(last.name.removeprefix("checkpoint-"))
+            checkpoint.discard(path for step, path in checkpoint.steps(checkpoints).items() if step > done)
+            rewind_history(folder, done)
+    done = job.most(done)
+    return checkpoints / f"checkpoint-{done}" if done else None
 
 
 def _request(settings: Settings, start: str | None) -> Request:
@@ -186,7 +203,7 @@ def _checked(function: Any, *arguments: Any) -> Any:
 
 
 def _arguments(settings: Settings, steps: Plan, prepared: Prepared, folder: Path, progress: bool) -> TrainingArguments:
-    parts = settings.accumulate * TrainingArguments(output_dir=str(folder), report_to="none").world_size
+    parts = settings.accumulate * job.size()
     if settings.batch % parts:
         raise UserError(f"batch must be a multiple of accumulate × processes, {parts}, got {settings.batch}")
     on_cpu = not torch.accelerator.is_available()
@@ -223,11 +240,14 @@ def _arguments(settings: Settings, steps: Plan, prepared: Prepared, folder: Path
 @contextlib.contextmanager
 def _signals(watch: Watch) -> Iterator[None]:
     """Ctrl-C and SIGTERM finish the step, save, and stop; a second Ctrl-C stops at once."""
+    asked = 0.0
 
     def stop(number: int, frame: Any) -> None:
-        if watch.stop_signal is not None:
+        nonlocal asked
+        # A launcher hands on what the terminal has sent already: that is no second time.
+        if watch.stop_signal is not None and (job.size() == 1 or time.monotonic() - asked > 5):
             raise KeyboardInterrupt
-        watch.stop_signal = number
+        watch.stop_signal, asked = number, time.monotonic()
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -251,6 +271,7 @@ def _finish(
     """Take the best model, measure it, save it, cut it down if it was pruned in groups, and write the record last."""
     model: Any = trainer.model
     best = watch.best
+    job.wait()  # for the best model to be written
     if sealed.pruner is not None:
         sealed.pruner.detach()
     if best is not None:
@@ -264,15 +285,18 @@ def _finish(
         results[split][metric],
         prepared.chance[split][metric],
     )
-    save_whole(model, folder / "model")
-    if prepared.processor is not None:
-        prepared.processor.save_pretrained(folder / "model")
     matrices = weights(model).matrices if sealed.pruner is None else sealed.pruner.units.matrices
     left = {name: int(matrix.count_nonzero()) for name, matrix in matrices.items()}
     prunable = sum(matrix.numel() for matrix in matrices.values())
     parameters = sum(p.numel() for p in model.parameters())
     in_groups = sealed.pruner is not None and sourced.settings.units != "weights"
-    compact = _shrunk(shrink, model, prepared, folder) if shrink is not None and in_groups else None
+    compact = None
+    with job.first_alone() as first:
+        if first:
+            save_whole(model, folder / "model")
+            if prepared.processor is not None:
+                prepared.processor.save_pretrained(folder / "model")
+            compact = _shrunk(shrink, model, prepared, folder) if shrink is not None and in_groups else None
     record = {
         "format": FORMAT,
         "task": sourced.settings.task,
@@ -300,9 +324,11 @@ def _finish(
         "versions": {name: version(name) for name in ("platon", "torch", "transformers", "datasets", "accelerate")}
         | {"python": platform.python_version()},
     }
-    write_text(folder / "model" / "README.md", model_card(record))
-    write_json(folder / RECORD, record)
-    _tidy(folder)
+    with job.first_alone() as first:
+        if first:
+            write_text(folder / "model" / "README.md", model_card(record))
+            write_json(folder / RECORD, record)
+            _tidy(folder)
     return record
 
 

@@ -15,7 +15,7 @@ from platon.engine.pruner import Pruner
 from platon.engine.schedule import Cubic, Schedule, checked_keep
 from platon.engine.score import Score
 from platon.engine.units import Units
-from platon.lab import checkpoint
+from platon.lab import checkpoint, job
 from platon.lab.errors import UserError
 
 
@@ -63,6 +63,9 @@ class SealedCheckpoints(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Complete the checkpoint that Trainer has just written, then remove what is too many."""
+        if self.pruner is not None:
+            self.pruner.check_ranks()
+        job.wait()  # for the other processes' files: each has a random state of its own
         if not state.is_world_process_zero:
             return
         output = Path(str(args.output_dir))

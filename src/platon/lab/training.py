@@ -16,6 +16,7 @@ from torch.utils.data import Sampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, get_scheduler
 
 from platon.engine.topology import blocks
+from platon.lab import job
 from platon.lab.convergence import gives_one_answer
 from platon.lab.record import append_history
 from platon.lab.settings import Plan, Settings
@@ -210,6 +211,8 @@ class Watch(TrainerCallback):
             rows.set_epoch(epoch)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        # A signal reaches the processes of a job at different steps; they stop at the same one.
+        self.stop_signal = job.most(self.stop_signal or 0) or None
         if self.stop_signal is not None and state.global_step < state.max_steps:
             control.should_save = True
             control.should_training_stop = True

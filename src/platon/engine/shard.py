@@ -1,0 +1,163 @@
+"""Several processes: the ranks that numbers are added up over, and this rank's rows of a sharded parameter.
+
+`fully_shard` cuts a parameter by its first dimension and gives each rank some rows, perhaps none. So a rank's weights
+are one run of the parameter's flat positions, and what the engine does with a whole matrix it does with that run: state
+lies with it, ties are told apart by global positions, and only counts, a sample and candidates go between ranks.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+class Ranks:
+    """Where the scores lie: in this process alone, or sharded over the processes of a group."""
+
+    def __init__(self, group: "dist.ProcessGroup | None" = None) -> None:
+        """A group, or `None` for this process alone."""
+        self.group = group
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Added up over the ranks."""
+        if self.group is not None:
+            dist.all_reduce(tensor, group=self.group)
+        return tensor
+
+    def any(self, flags: Tensor) -> Tensor:
+        """Which flags any rank has set."""
+        return flags if self.group is None else self.sum(flags.int()) > 0
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """The ranks' one-dimensional tensors, of any lengths, one after the other."""
+        if self.group is None:
+            return tensor
+        sizes = torch.zeros(dist.get_world_size(self.group), dtype=torch.int64, device=tensor.device)
+        sizes[dist.get_rank(self.group)] = tensor.numel()
+        counts: list[int] = self.sum(sizes).tolist()
+        parts = [tensor.new_empty(max(counts)) for _ in counts]
+        padded = torch.nn.functional.pad(tensor, (0, max(counts) - tensor.numel()))
+        dist.all_gather(parts, padded, group=self.group)
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+
+ALONE = Ranks()
+
+
+def same_on_all(number: int, device: torch.device) -> bool:
+    """Whether all processes of this training have this 64-bit number; true for a process by itself."""
+    if not dist.is_available() or not dist.is_initialized():
+        return True
+    halves = torch.tensor([number >> 32, number & 0xFFFFFFFF], dtype=torch.int64, device=device)
+    ends = torch.cat([halves, -halves])
+    dist.all_reduce(ends, op=dist.ReduceOp.MAX)
+    return bool((ends[:2] == -ends[2:]).all())
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether it is a DTensor; told by looks, since importing its class takes a second that few need."""
+    return hasattr(tensor, "device_mesh")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank has of a tensor, without gradients; a view."""
+    tensor = tensor.detach()
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def rows_of(parameter: Tensor) -> tuple[int, int]:
+    """The first row that this rank has, and the one after its last."""
+    count = parameter.shape[0] if parameter.dim() else 1
+    if not is_sharded(parameter):
+        return 0, count
+    mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]
+    each = -(-count // mesh.size())
+    first = min(mesh.get_local_rank() * each, count)
+    last = min(first + each, count)
+    assert local(parameter).shape[0] == last - first, "torch cuts a dimension as `torch.chunk` does"
+    return first, last
+
+
+def laid_out_as(parameter: Tensor, mine: Tensor) -> Tensor:
+    """This rank's numbers for a parameter as one tensor of its shape, sharded where it is; a view."""
+    mine = mine.view(local(parameter).shape)
+    if not is_sharded(parameter):
+        return mine
+    from torch.distributed.tensor import DTensor
+
+    sharded: Any = parameter
+    return DTensor.from_local(
+        mine.contiguous(),
+        sharded.device_mesh,
+        sharded.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.detach().stride(),
+    )
+
+
+def own_part(parameter: Tensor, given: Tensor) -> Tensor:
+    """Of numbers for a whole parameter, in its shape or flat or sharded as it is, those of this rank; flat.
+
+    What has another size comes back as it is, for the caller to refuse.
+    """
+    if is_sharded(given):
+        return local(given).reshape(-1) if given.shape == parameter.shape else given
+    if given.numel() != parameter.numel() or given.dim() not in (1, parameter.dim()):
+        return given
+    first, last = rows_of(parameter)
+    width = parameter.numel() // max(parameter.shape[0], 1) if parameter.dim() else 1
+    return given.reshape(-1)[first * width : last * width]
+
+
+def ranks_of(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Ranks:
+    """The ranks that the parameters are sharded over; other ways to shard than the one above are refused."""
+    _refuse_other_ways(model, parameters)
+    sharded: dict[str, Any] = {name: p for name, p in parameters.items() if is_sharded(p)}
+    if not sharded:
+        return ALONE
+    whole = next((name for name in parameters if name not in sharded), None)
+    if whole is not None:
+        raise ValueError(
+            f"{whole!r} is whole on each rank and {next(iter(sharded))!r} is sharded; "
+            "give all prunable matrices to fully_shard, or leave that one out with exclude"
+        )
+    mesh = next(iter(sharded.values())).device_mesh
+    for name, parameter in sharded.items():
+        if parameter.device_mesh.ndim != 1:
+            raise ValueError(
+                f"{name!r} lies on a mesh of {parameter.device_mesh.ndim} dimensions; "
+                "platon follows one: give fully_shard a one-dimensional mesh"
+            )
+        if parameter.device_mesh != mesh:
+            raise ValueError(f"{name!r} lies on a mesh of its own; give fully_shard the same mesh for every module")
+        (place,) = parameter.placements
+        if not place.is_shard(0):
+            raise ValueError(
+                f"{name!r} is placed as {place}; platon follows Shard(0): leave shard_placement_fn out of fully_shard"
+            )
+    return Ranks(mesh.get_group())
+
+
+def _refuse_other_ways(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
+    first_version = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
+    if first_version is not None and any(isinstance(module, first_version) for module in model.modules()):
+        raise ValueError(
+            "the model is wrapped in FullyShardedDataParallel, which flattens its matrices; "
+            "use torch.distributed.fsdp.fully_shard"
+        )
+    if any(hasattr(parameter, "ds_id") for parameter in parameters.values()):
+        raise ValueError(
+            "the model belongs to a DeepSpeed ZeRO-3 engine, which keeps the weights where platon cannot see them; "
+            "use torch.distributed.fsdp.fully_shard"
+        )
+
+
+def give_back(model: nn.Module) -> None:
+    """Let go of the whole copies that a forward pass without a backward pass leaves: they would hide new weights."""
+    for module in model.modules():
+        if hasattr(module, "set_reshard_after_forward"):
+            module.reshard()  # type: ignore[operator]

@@ -1,0 +1,112 @@
+"""`platon prune` as torchrun starts it: one run, written by the first process; killed, resumed, refused."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from platon.lab import checkpoint
+from platon.lab.record import read_history, read_record
+
+TINY = shlex.split(
+    "--train-rows 128 --eval-rows 40 --batch 16 --steps 12 --eval-every 3 --log-every 2 --checkpoint-every 4 "
+    "--every 2 --warmup 1 --cooldown 5 --dense none"
+)
+
+
+def launched(folder: Path, *flags: str, ranks: int = 2) -> "subprocess.Popen[str]":
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks else []
+    return subprocess.Popen(
+        [sys.executable, *launcher, "-m", "platon", "prune", *TINY, "--output", str(folder), *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    )
+
+
+def finished(job: "subprocess.Popen[str]") -> str:
+    said, _ = job.communicate(timeout=240)
+    assert job.returncode == 0, said[-3000:]
+    return said
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two ranks; tests leave it as it is."""
+    folder = tmp_path_factory.mktemp("job") / "whole"
+    said = finished(launched(folder))
+    assert said.count("step 12 of 12") == 1  # one of them speaks
+    assert said.count("Next:") == 1
+    return folder
+
+
+def bits(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model" / "model.safetensors")
+
+
+def test_two_ranks_leave_one_run(whole: Path) -> None:
+    record = read_record(whole)
+    total = record["parameters"]["prunable"]
+    assert record["kept"] == round(0.1 * total) / total
+    assert [line["step"] for line in read_history(whole) if "loss" in line] == [2, 4, 6, 8, 10, 12]
+    places = checkpoint.steps(whole / "checkpoints")
+    assert list(places) == [8, 12]
+    for place in places.values():
+        assert checkpoint.problem(place) is None
+        assert {"rng_state_0.pth", "rng_state_1.pth"} <= json.loads((place / checkpoint.MARKER).read_text())[
+            "files"
+        ].keys()
+
+
+def test_killed_rank_and_resumption(whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    job = launched(folder)
+    marker = folder / "checkpoints" / "checkpoint-4" / checkpoint.MARKER
+    while not marker.exists() and job.poll() is None:
+        time.sleep(0.005)
+    ranks = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    os.kill(int(ranks[-1]), signal.SIGKILL)
+    job.communicate(timeout=240)
+    assert job.returncode != 0
+    assert not (folder / "record.json").exists()
+    said = finished(launched(folder, "--resume"))
+    assert said.count("resuming at step") == 1
+    mine, theirs = bits(folder), bits(whole)
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in mine.items())
+    assert read_record(folder)["results"] == read_record(whole)["results"]
+
+
+def test_folder_of_another_run_is_refused_once(whole: Path) -> None:
+    before = (whole / "record.json").read_bytes()
+    job = launched(whole)
+    said, _ = job.communicate(timeout=240)
+    assert job.returncode != 0
+    assert said.count("holds a run already; continue it with --resume, or choose another --output") == 1
+    assert (whole / "record.json").read_bytes() == before
+
+
+@pytest.mark.slow
+def test_signal_stops_all_ranks_at_one_step_and_one_process_goes_on(whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    job = launched(folder)
+    marker = folder / "checkpoints" / "checkpoint-4" / checkpoint.MARKER
+    while not marker.exists() and job.poll() is None:
+        time.sleep(0.005)
+    job.send_signal(signal.SIGTERM)
+    said, _ = job.communicate(timeout=240)
+    assert said.count("a checkpoint is saved") == 1, said
+    last, problems = checkpoint.last_complete(folder / "checkpoints")
+    assert last is not None
+    assert not problems
+    finished(launched(folder, "--resume", ranks=0))
+    record = read_record(folder)
+    assert record["kept"] == read_record(whole)["kept"]
