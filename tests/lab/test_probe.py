@@ -58,6 +58,7 @@ def lines(folder: Path, key: str) -> list[dict[str, Any]]:
 def test_each_method_logs_what_it_has(method: str, logged: set[str], folders: dict[str, Path]) -> None:
     looks = lines(folders[method], "signal")
     assert [look["step"] for look in looks] == list(range(1, 13))
+    assert all(len(looks[0].pop(name)) == 12 for name in ("names", "places"))
     for look in looks:
         assert set(look) - {"removed", "returned", "since"} == {"step", "signal", "weight"} | logged
         assert all(len(look[name]) == 12 for name in look.keys() - {"step", "removed", "returned", "since"})
@@ -69,7 +70,8 @@ def test_each_method_logs_what_it_has(method: str, logged: set[str], folders: di
 
 
 def test_every_method_is_looked_at_in_the_same_places(folders: dict[str, Path]) -> None:
-    assert len({json.dumps(lines(folder, "names")) for folder in folders.values()}) == 1
+    first = [lines(folder, "names")[0] for folder in folders.values()]
+    assert len({json.dumps([line["names"], line["places"]]) for line in first}) == 1
 
 
 def test_averages_follow_from_the_signal(folders: dict[str, Path]) -> None:

@@ -21,7 +21,7 @@ from platon.lab import checkpoint, tasks
 from platon.lab import run as lab
 from platon.lab.errors import UserError
 from platon.lab.folder import LOCK, STARTED, read_started
-from platon.lab.record import HISTORY, RECORD, read_history, read_record
+from platon.lab.record import HISTORY, PROBE, RECORD, read_history, read_record
 from platon.lab.run import Interrupted, Say, evaluate_run, prune
 from platon.lab.settings import Plan, Sourced, resolve
 from platon.lab.tasks import Prepared, Request, Task
@@ -136,7 +136,7 @@ def test_checkpoints_are_few_and_complete_and_nothing_is_left_lying_about(finish
     for folder in (finished, finished / "dense"):
         assert list(checkpoint.steps(folder / "checkpoints")) == [8, 12]
         assert all(checkpoint.problem(place) is None for place in checkpoint.steps(folder / "checkpoints").values())
-        known = {"model", "checkpoints", "dense", RECORD, HISTORY, STARTED, LOCK}
+        known = {"model", "checkpoints", "dense", RECORD, HISTORY, PROBE, STARTED, LOCK}
         assert {path.name for path in folder.iterdir()} <= known
 
 

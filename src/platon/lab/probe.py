@@ -3,9 +3,9 @@
 A look reads a dozen weights, never whole tensors; it draws no random number and changes nothing, so a training is the
 same to the bit with and without it. Lines, each with its `step`:
 
-    {"names": [...], "places": [...]}           once: the sampled weights, as matrix and position in it
     {"signal": [...], "weight": [...]}          every `BEAT` steps: their |w g| and |w| as the method meets them, before
      + "sensitivity", "uncertainty", "score"    a mask, and their Ī, Ū or learned score, where the method has them
+     + "names", "places"                        in the first: the sampled weights, as matrix and position in it
     {"removed", "returned", "since"}            with it: shares of all units that left the mask and that came back
     {"quantiles": {"sensitivity": [...], …}}    at `CDF_STEP` and at the quarters of the training, over a fixed sample
     {"layers": {matrix: share kept}}            at each evaluation
@@ -70,9 +70,6 @@ class Probe(TrainerCallback):
         timing = getattr(getattr(self.sealed, "score", None), "timing", "after")
         register = optimizer.register_step_pre_hook if timing == "before" else optimizer.register_step_post_hook
         self._handle = register(self._hook)
-        if state.global_step == 0:
-            names, places = [name for name, _, _ in self._picked], [place for _, _, place in self._picked]
-            append_history(self.folder, {"step": 0, "names": names, "places": places}, PROBE)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -104,6 +101,11 @@ class Probe(TrainerCallback):
         if self._looking and self._seen:
             (products, sizes), self._seen = self._seen, []
             line: dict[str, Any] = {"step": step, "signal": _rounded(products), "weight": _rounded(sizes)}
+            if step == self.beat:  # the first look says what it looks at
+                line |= {
+                    "names": [one for one, _, _ in self._picked],
+                    "places": [place for _, _, place in self._picked],
+                }
             append_history(self.folder, line | self._scores() | self._churn(step), PROBE)
         if self._picked and step in self._cdf_steps:
             quantiles = {name: found for name in _STATES[:2] if (found := self._quantiles(name))}

@@ -160,7 +160,8 @@ def read_runs(folder: Path) -> Runs:
         except UserError as error:
             notes.append(f"left out: {error}")
             continue
-        found.append(Run(place, name, record, twin=place.name == "dense" and (place.parent / "run.json").exists()))
+        inside = any((place.parent / own).exists() for own in (RECORD, "run.json"))
+        found.append(Run(place, name, record, twin=place.name == "dense" and inside))
     if not found:
         why = f"; {notes[0]}" if notes else ": there is no record.json at or below it"
         raise UserError(f"{str(folder)!r} holds no finished run{why}; `platon prune` or `platon sweep` leave some")
