@@ -34,6 +34,8 @@ check: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/full_size.py
+	$(BIN)/python benchmarks/communication.py
+	$(BIN)/python benchmarks/faults.py
 
 # torch comes first and by itself, so that no other package decides which build is taken.
 $(READY): constraints.txt pyproject.toml
