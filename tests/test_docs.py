@@ -1,7 +1,8 @@
 """Every snippet of the how-tos runs, in order, as a reader would run it: a folder and a namespace of its own a page.
 
 A `python` block is executed, the lines of a `sh` block are run, a `toml NAME` or `python NAME` block is written to the
-file NAME. What a page takes for granted (the reader's data and model) is put in place under the names that the page uses.
+file NAME. What a page takes for granted (the reader's data and model) is put in place under the names that the page
+uses.
 """
 
 import os
