@@ -36,6 +36,8 @@ check: $(READY)
 	$(BIN)/python benchmarks/full_size.py
 	$(BIN)/python benchmarks/sparse.py
 	$(BIN)/python benchmarks/compact.py
+	$(BIN)/python benchmarks/communication.py
+	$(BIN)/python benchmarks/faults.py
 
 # torch comes first and by itself, so that no other package decides which build is taken.
 $(READY): constraints.txt pyproject.toml setup.py $(wildcard src/platon/deploy/*.[ch])

@@ -1,13 +1,16 @@
 """Every snippet of the how-tos runs, in order, as a reader would run it: a folder and a namespace of its own a page.
 
-A `python` block is executed, the lines of a `sh` block are run, a `toml NAME` block is written to the file NAME. What a
-page takes for granted (the reader's data and model) is put in place under the names that the page uses.
+A `python` block is executed, the lines of a `sh` block are run, a `toml NAME` or `python NAME` block is written to the
+file NAME. What a page takes for granted (the reader's data and model) is put in place under the names that the page
+uses.
 """
 
+import os
 import re
 import shlex
 import string
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +39,7 @@ from platon import cli
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-HOW_TOS = [page for page in DOCS if page.stem not in ("index", "paper", "log", "methods")]
+HOW_TOS = [page for page in DOCS if page.stem not in ("index", "paper", "log", "methods", "promises")]
 
 
 # --- what the reader is taken to have ---------------------------------------------------------------------------------
@@ -143,6 +146,7 @@ IN_PLACE: dict[str, Callable[[Path], None]] = {
     "prune-in-a-plain-loop": lambda place: None,
     "add-a-method": lambda place: None,
     "run-a-sweep": lambda place: None,
+    "several-processes": lambda place: None,
     "reproduce-a-row-of-the-paper": paper_row,
     "sparse": lambda place: None,
     "report": lambda place: None,
@@ -180,7 +184,10 @@ def run(command: str, place: Path) -> None:
     if words[0] == "platon":
         assert not cli.app(words[1:], standalone_mode=False), command
     else:
-        subprocess.run(["bash", "-c", command], cwd=place, check=True, capture_output=True, text=True)
+        # With the programs that belong to this Python, whether or not its environment is active.
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        environment = {**os.environ, "PATH": path}
+        subprocess.run(["bash", "-c", command], cwd=place, env=environment, check=True, capture_output=True, text=True)
 
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument")  # Trainer's default, where there is no GPU
@@ -196,6 +203,8 @@ def test_every_snippet_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Monk
     ran = 0
     for block in blocks(page):
         match block.language:
+            case "python" if block.name:
+                (tmp_path / block.name).write_text(block.text)
             case "python":
                 # The empty lines make a traceback point into the page.
                 exec(compile("\n" * block.line + block.text, str(page), "exec"), namespace)
@@ -245,7 +254,7 @@ def options() -> set[str]:
 @pytest.mark.parametrize("page", [page for page in DOCS if page.stem != "paper"], ids=lambda page: page.stem)
 def test_named_options_exist(page: Path) -> None:
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", page.read_text(encoding="utf-8")))
-    assert named <= options() | {"--help"}
+    assert named <= options() | {"--help", "--nproc-per-node"}  # torchrun's
 
 
 def test_every_page_is_in_the_index() -> None:

@@ -56,7 +56,14 @@ def unseal(folder: Path, pruner: Pruner | None) -> dict[str, Any]:
                 f"the pruner's state in {str(folder)!r} belongs to other weights than the model has; "
                 "resume model and pruner from the same checkpoint"
             )
-    extra: dict[str, Any] = numbers["extra"]
+    return checked_extra(folder, numbers["extra"])
+
+
+def checked_extra(folder: Path, extra: dict[str, Any]) -> dict[str, Any]:
+    """What rides along; the step of the best model names a folder, so it must be a number."""
+    best = extra.get("best")
+    if best is not None and type(best.get("step")) is not int:
+        raise UserError(f"{str(folder / NUMBERS)!r} is damaged: its best step is {best.get('step')!r}")
     return extra
 
 
@@ -81,6 +88,8 @@ def problem(folder: Path) -> str | None:
         marker = read_json(folder / MARKER)
         if marker["format"] != FORMAT:
             return f"{folder.name} has format {marker['format']}, this version of platon reads {FORMAT}"
+        if any(name in ("", "..") or Path(name).name != name for name in marker["files"]):
+            return f"{folder.name} is damaged: its marker cannot be read"  # it names files elsewhere
         for name, digest in marker["files"].items():
             if not (folder / name).is_file():
                 return f"{folder.name} has lost {name}"
