@@ -286,13 +286,13 @@ def test_calibration_finds_where_sparse_stops_winning(
 def test_calibration_survives_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cache").write_text("a file, not a folder")
     monkeypatch.setattr(calibration, "gain", lambda dense, sparse: 2.0)
-    assert calibration.limit(CsrLinear, 96, 48, 128) == 0.9
+    assert calibration.limit(CsrLinear, 96, 48, 128) == 0.6
 
 
 def test_calibration_measures_for_real(engine: type[nn.Module]) -> None:
     """A number, within its range, and the same one again; which one is the machine's business."""
     first = calibration.limit(SparseLinear if engine is SparseLinear else CsrLinear, 128, 96, 16)
-    assert 0 <= first <= 0.9
+    assert 0 <= first <= 0.6
     assert calibration.limit(SparseLinear if engine is SparseLinear else CsrLinear, 128, 96, 16) == first
 
 
