@@ -375,6 +375,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=None, help="JSON with the counts")
     parser.add_argument("--seed", type=int, default=None, help="of the moments; another each time by default")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that no disk stays mounted
     kills = options.kills or (4 if options.short else 100)
     with tempfile.TemporaryDirectory() as place:
         campaign = Campaign(Path(place), options.output, options.seed or random.SystemRandom().randrange(1 << 30))

@@ -26,12 +26,12 @@ class Gone(UserError):  # noqa: N818  # the name says what is wrong
 
 def rank() -> int:
     """Which process of its job this is; the first is 0."""
-    return int(os.environ.get("RANK", "0")) if size() > 1 else 0
+    return dist.get_rank() if size() > 1 else 0
 
 
 def size() -> int:
-    """How many processes the job has."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    """How many processes the job has, once they have met."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def is_first() -> bool:
@@ -41,7 +41,7 @@ def is_first() -> bool:
 
 def join() -> None:
     """Meet the other processes of the job, if there are any; training goes on in the same group."""
-    if size() > 1 and not dist.is_initialized():
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and size() == 1:
         from accelerate import PartialState
 
         PartialState(cpu=not torch.accelerator.is_available())

@@ -14,6 +14,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from platon.engine.pruner import Pruner
 from platon.engine.schedule import Cubic, Schedule, checked_keep
 from platon.engine.score import Score
+from platon.engine.shard import is_sharded
 from platon.engine.units import Units
 from platon.lab import checkpoint, job
 from platon.lab.errors import UserError
@@ -142,6 +143,12 @@ class PruningCallback(SealedCheckpoints):
             units=self.units(model) if callable(self.units) else self.units,
             on_nonfinite=self.on_nonfinite,
         )
+        if any(is_sharded(matrix) for matrix in self.pruner.units.matrices.values()):
+            self.pruner.detach()
+            raise UserError(
+                "Trainer shards this model, and the callback cannot save the state of a sharded one; train with DDP, or "
+                "use platon.Pruner in a loop of your own"
+            )
         super().on_train_begin(args, state, control, **kwargs)
 
     def on_step_begin(
