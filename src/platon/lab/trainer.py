@@ -146,8 +146,8 @@ class PruningCallback(SealedCheckpoints):
         if any(is_sharded(matrix) for matrix in self.pruner.units.matrices.values()):
             self.pruner.detach()
             raise UserError(
-                "Trainer shards this model, and the callback cannot save the state of a sharded one; train with DDP, or "
-                "use platon.Pruner in a loop of your own"
+                "Trainer shards this model, and the callback cannot save the state of a sharded one; train with DDP, "
+                "or use platon.Pruner in a loop of your own"
             )
         super().on_train_begin(args, state, control, **kwargs)
 
