@@ -119,8 +119,10 @@ def prune(
     from platon.report.figures import draw_run
 
     record = run_prune(sourced, folder, resume, Say(tell, sys.stderr.isatty()), shrink)
-    if not job.is_first():
-        return
+    first, several = job.is_first(), job.size() > 1
+    job.part()
+    if not first:
+        _leave()
     figures = draw_run(folder)
     console.print(_results(record))
     if record["not_converged"]:
@@ -140,6 +142,15 @@ def prune(
     console.print("\nNext:", style="bold")
     for line in (f"platon inspect {folder}", f"platon eval {folder}", "platon prune --help"):
         console.print(f"  {escape(line)}")
+    if several:
+        _leave()
+
+
+def _leave() -> None:
+    """End a process of a job at once: what the libraries still have running may abort on the way out."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _default_folder(sourced: Sourced) -> Path:

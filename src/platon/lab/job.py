@@ -47,6 +47,13 @@ def join() -> None:
         PartialState(cpu=not torch.accelerator.is_available())
 
 
+def part() -> None:
+    """Take leave of the others, once all are done."""
+    if size() > 1:
+        wait()
+        dist.destroy_process_group()
+
+
 def wait() -> None:
     """Until all processes are here."""
     if size() > 1:
