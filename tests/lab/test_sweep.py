@@ -97,6 +97,13 @@ def test_recipes_are_named_by_template(tmp_path: Path) -> None:
     assert jobs[0].sourced.settings.beta2 == RECIPES["paper/bert-base/rte-15"].values["beta2"]
 
 
+def test_models_and_data_are_named_by_template(tmp_path: Path) -> None:
+    shared = '[settings]\nmodel = "starts/{task}-{seed}"\ndata = "glue/{task}"\n'
+    text = shared + '[[product]]\ntask = ["rte", "cola"]\nseed = 3\n'
+    settings = [job.sourced.settings for job in sweep.read(write(tmp_path, text), tmp_path / "runs")]
+    assert [(own.model, own.data) for own in settings] == [("starts/rte-3", "glue/rte"), ("starts/cola-3", "glue/cola")]
+
+
 #: the paper's tables: runs of each
 PAPER = {
     "glue": 8 * 5 * 3 * 5 + 8 * 5,
@@ -160,7 +167,7 @@ def test_the_command_says_what_the_settings_say(tmp_path: Path) -> None:
         ("[settings]\nmehtod = 1\n[[product]]\nkeep = 0.1\n", "has a setting 'mehtod' that is not known"),
         ("[[product]]\nkeep = 'much'\n", "run 'digits/platon-much-seed0': keep must be of type float, got 'much'"),
         ("[[product]]\ntask = ['digits', 'sst3']\n", "run 'sst3/platon-seed0': no task"),
-        ("[[product]]\nkeep = 0.1\nrecipe = '{modle}'\n", "may name {task}, {method} and {ratio}, and nothing else"),
+        ("[[product]]\nkeep = 0.1\nrecipe = '{modle}'\n", "may name {task}, {method}, {seed} and {ratio}"),
         ("[[product]\n", "cannot read sweep file"),
         ("[product]\nkeep = 0.1\n", "is no sweep"),
         (

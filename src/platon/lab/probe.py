@@ -8,7 +8,7 @@ same to the bit with and without it. Lines, each with its `step`:
      + "names", "places"                        in the first: the sampled weights, as matrix and position in it
     {"removed", "returned", "since"}            with it: shares of all units that left the mask and that came back
     {"quantiles": {"sensitivity": [...], …}}    at `CDF_STEP` and at the quarters of the training, over a fixed sample
-    {"layers": {matrix: share kept}}            at each evaluation
+    {"layers": {matrix: share kept}}            at each tenth of the training and at each evaluation
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class Probe(TrainerCallback):
     def __init__(self, folder: Path, total: int, sealed: SealedCheckpoints) -> None:
         """Nothing yet; training has not begun."""
         self.folder, self.sealed, self.beat = folder, sealed, beat(total)
+        self._tenth = math.ceil(total / 10)
+        self._mapped = 0  # the step of the last line of layers
         self._cdf_steps = {CDF_STEP, *(math.ceil(total * part / 4) for part in range(1, 5))}
         self._picked: list[tuple[str, nn.Parameter, int]] = []
         self._seen: list[Tensor] = []  # |w g| and |w| of the look under way
@@ -112,11 +114,14 @@ class Probe(TrainerCallback):
             if quantiles:
                 append_history(self.folder, {"step": step, "quantiles": quantiles}, PROBE)
 
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """The share kept of each matrix, now and then."""
+        if state.global_step % self._tenth == 0:
+            self._map(state.global_step)
+
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """The share kept of each matrix."""
-        if self._picked and self.sealed.pruner is not None:
-            shares = {name: round(float(m.float().mean()), 5) for name, m in self.sealed.pruner.masks().items()}
-            append_history(self.folder, {"step": state.global_step, "layers": shares}, PROBE)
+        """The share kept of each matrix, for the model that is measured."""
+        self._map(state.global_step)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """A resumed training knows the masks of its checkpoint and no older ones: what changed until here is said."""
@@ -160,6 +165,13 @@ class Probe(TrainerCallback):
         """A copy of the masks."""
         tensors = self._tensors()
         return {name: words(tensors[f"{name}:mask"], count) for name, count in self._units().items()}
+
+    def _map(self, step: int) -> None:
+        """Write the share kept of each matrix, once a step."""
+        if self._picked and self.sealed.pruner is not None and self._mapped != step:
+            self._mapped = step
+            shares = {name: round(float(m.float().mean()), 5) for name, m in self.sealed.pruner.masks().items()}
+            append_history(self.folder, {"step": step, "layers": shares}, PROBE)
 
     def _churn(self, step: int) -> dict[str, float]:
         """How much of the mask fell and came back since the last look; nothing where there is no mask."""

@@ -1,7 +1,8 @@
 """Sweeps: products of settings, each combination a run of its own in a process of its own.
 
 A sweep file is TOML. `[settings]` holds for all runs; each `[[product]]` gives settings a value or a list of values,
-and every combination is a run. `recipe` may name `{task}`, `{method}` and `{ratio}` (the share kept, in percent).
+and every combination is a run. `recipe`, `model` and `data` may name `{task}`, `{method}`, `{seed}` and `{ratio}`, the
+share kept in percent.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from platon.lab.settings import FIELDS, Sourced, resolve
 
 LOCK = ".sweep.lock"
 _NAMED = ("task", "method", "keep", "penalty", "seed", "recipe")  # what a run's name says in words of its own
+_TEMPLATES = ("recipe", "model", "data")
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,24 +124,28 @@ def _jobs(shared: Mapping[str, Any], product: Mapping[str, Any], folder: Path) -
     choices = [value if isinstance(value, list) else [value] for value in product.values()]
     for values in itertools.product(*choices):
         flags = {**shared, **dict(zip(product, values, strict=True))}
-        template = flags.pop("recipe", None)
-        task, method = (flags.get(name, FIELDS[name].default) for name in ("task", "method"))
+        task, method, seed = (flags.get(name, FIELDS[name].default) for name in ("task", "method", "seed"))
         if method == "dense":  # the same whatever the share
             flags = {name: value for name, value in flags.items() if name not in ("keep", "penalty")}
         keep = dict(zip(product, values, strict=True)).get("keep", shared.get("keep"))
         ratio = None if keep is None else f"{100 * keep:g}" if isinstance(keep, int | float) else str(keep)
-        try:
-            recipe = None if template is None else str(template).format(task=task, method=method, ratio=ratio)
-        except (KeyError, IndexError, ValueError):
-            raise UserError(
-                f"recipe {template!r} may name {{task}}, {{method}} and {{ratio}}, and nothing else"
-            ) from None
+        words = {"task": task, "method": method, "seed": seed, "ratio": ratio}
+        flags |= {name: _filled(name, flags[name], words) for name in _TEMPLATES if name in flags}
+        recipe = flags.pop("recipe", None)
         share = f"penalty{flags['penalty']:g}" if flags.get("penalty") is not None else ratio
         rest = [f"{name}={flags[name]}" for name in product if name in flags and name not in _NAMED]
         parts = [method, *([] if method == "dense" or share is None else [share]), *rest]
-        parts.append(f"seed{flags.get('seed', FIELDS['seed'].default)}")
+        parts.append(f"seed{seed}")
         name = f"{task}/{'-'.join(str(part).replace('/', '_') for part in parts)}"
         yield Job(name, folder / name, recipe, flags)
+
+
+def _filled(name: str, template: Any, words: Mapping[str, Any]) -> str:
+    try:
+        return str(template).format(**words)
+    except (KeyError, IndexError, ValueError):
+        allowed = " and ".join(", ".join(f"{{{word}}}" for word in words).rsplit(", ", 1))
+        raise UserError(f"{name} {template!r} may name {allowed}, and nothing else") from None
 
 
 def _checked(job: Job) -> None:
