@@ -67,10 +67,10 @@ def test_every_combination_is_a_run(tmp_path: Path) -> None:
     jobs = sweep.read(write(tmp_path), tmp_path / "runs")
     assert [job.name for job in jobs] == [
         "digits/movement-20-seed0",
-        "digits/movement-20-seed1",
         "digits/dense-seed0",  # once, whatever the share
+        "digits/movement-20-seed1",  # seed by seed
     ]
-    settings = jobs[1].sourced.settings
+    settings = jobs[2].sourced.settings
     assert (settings.method, settings.keep, settings.seed, settings.steps) == ("movement", 0.2, 1, 8)
     assert jobs[0].folder == tmp_path / "runs" / "digits" / "movement-20-seed0"
 

@@ -117,7 +117,8 @@ def read(source: str, folder: Path) -> list[Job]:
                 raise UserError(f"{str(path)!r} gives two different runs the name {job.name!r}; put them in two sweeps")
     for job in jobs.values():
         _checked(job)
-    return list(jobs.values())
+    # Seed by seed: a sweep that is stopped early has whole tables of the first ones.
+    return sorted(jobs.values(), key=lambda job: int(job.flags.get("seed", FIELDS["seed"].default)))
 
 
 def _jobs(shared: Mapping[str, Any], product: Mapping[str, Any], folder: Path) -> Iterator[Job]:
