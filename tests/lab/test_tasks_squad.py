@@ -62,7 +62,7 @@ def test_windows_cover_every_answer(prepared: Prepared, tiny_bert: Path) -> None
         else:
             assert end == 0
     assert sum(start > 0 for start in prepared.train["start_positions"]) >= 6
-    assert prepared.lengths == [len(ids) for ids in prepared.train["input_ids"]]
+    assert prepared.lengths["train"] == [len(ids) for ids in prepared.train["input_ids"]]
 
 
 def test_perfect_logits_give_the_gold_answers(prepared: Prepared) -> None:

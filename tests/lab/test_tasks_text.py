@@ -47,7 +47,8 @@ def test_glue_runs_from_local_files(name: str, tmp_path: Path, write_parquet: Wr
         found = forward(prepared, split)
         assert tuple(found) == prepared.metrics == find(name).metrics
         assert prepared.chance[split].keys() == found.keys()
-    assert prepared.lengths == [len(row) for row in prepared.train["input_ids"]]
+    for split, rows in {"train": prepared.train, **prepared.evaluation}.items():
+        assert prepared.lengths[split] == [len(row) for row in rows["input_ids"]]
     config = prepared.build().config
     assert config.num_labels == (len(columns.labels) if columns.labels else 1)
     assert tuple(config.id2label.values()) == (columns.labels or ("score",))
@@ -209,7 +210,7 @@ def test_length_beyond_the_model(write_sst2: Write, tiny_bert: Path) -> None:
     with pytest.raises(UserError, match="max_length 65 is more than the 64 tokens"):
         find("sst2").prepare(Request(data=write_sst2(), model=str(tiny_bert), max_length=65))
     prepared = find("sst2").prepare(Request(data=write_sst2(), model=str(tiny_bert), max_length=4))
-    assert prepared.lengths == [4] * 20
+    assert prepared.lengths["train"] == [4] * 20
 
 
 ROWS = [{"text": f'the cat, {n} "a"\nNone', "mood": ("glad", "sad", "mad")[n % 3]} for n in range(30)]

@@ -55,7 +55,7 @@ def test_cifar_builds_its_own_model(cifar: Path) -> None:
     assert list(prepared.evaluation) == ["test"]
     assert prepared.train[0]["pixel_values"].shape == (3, 32, 32)
     assert forward(prepared).keys() == {"accuracy"}
-    assert prepared.lengths is None
+    assert prepared.lengths == {}
     config = prepared.build().config
     assert (config.num_labels, config.image_size, config.hidden_size) == (100, 32, 192)
     assert config.id2label[7] == "7"

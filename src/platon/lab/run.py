@@ -276,7 +276,8 @@ def _finish(
         sealed.pruner.detach()
     if best is not None:
         checkpoint.load_weights(model, watch.best_folder(best["step"]))
-    results = trainer.measure()
+    seen = trainer.evaluated
+    results = seen[1] if best is not None and seen is not None and seen[0] == best["step"] else trainer.measure()
     split, metric = next(iter(results)), prepared.metrics[0]
     not_converged = why_not(
         sealed.extra.get("not_finite"),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import Sampler
+from torch.utils.data import Sampler, Subset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, get_scheduler
 
 from platon.engine.topology import blocks
@@ -66,9 +66,10 @@ class LabTrainer(Trainer):
     def __init__(self, settings: Settings, plan: Plan, prepared: Prepared, **kwargs: Any) -> None:
         self.lab_settings, self.plan, self.prepared = settings, plan, prepared
         self.one_answer: dict[str, bool] = {}  #: split -> whether the last measurement found one answer to every row
-        self.order = Order(
-            len(prepared.train), settings.batch, settings.seed, prepared.lengths if settings.group_by_length else None
-        )
+        #: step of the last evaluation, and what it found
+        self.evaluated: tuple[int, dict[str, dict[str, float]]] | None = None
+        lengths = prepared.lengths.get("train") if settings.group_by_length else None
+        self.order = Order(len(prepared.train), settings.batch, settings.seed, lengths)
         super().__init__(
             train_dataset=prepared.train,
             eval_dataset=next(iter(prepared.evaluation.values())),
@@ -102,21 +103,29 @@ class LabTrainer(Trainer):
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Every split of the task, logged as `eval_<split>_<metric>`."""
-        logs = {f"eval_{split}_{name}": v for split, found in self.measure().items() for name, v in found.items()}
+        results = self.measure()
+        self.evaluated = self.state.global_step, results
+        logs = {f"eval_{split}_{name}": value for split, own in results.items() for name, value in own.items()}
         self.log(logs)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, logs)
         return logs
 
     def measure(self) -> dict[str, dict[str, float]]:
-        """Every split of the task, by the task's own metrics."""
+        """Every split of the task, by the task's own metrics. Rows of like length are taken together, and put back."""
         results: dict[str, dict[str, float]] = {}
         rows: Any
         for split, rows in self.prepared.evaluation.items():
+            order = np.argsort(self.prepared.lengths.get(split, [0] * len(rows)), kind="stable")
             loop = self.evaluation_loop(
-                self.get_eval_dataloader(rows), description=split, prediction_loss_only=False, metric_key_prefix="eval"
+                self.get_eval_dataloader(Subset(rows, order.tolist())),
+                description=split,
+                prediction_loss_only=False,
+                metric_key_prefix="eval",
             )
-            results[split] = self.prepared.score(split, loop.predictions, loop.label_ids)
-            self.one_answer[split] = gives_one_answer(loop.predictions)
+            back = np.argsort(order)
+            predictions, labels = reordered(loop.predictions, back), reordered(loop.label_ids, back)
+            results[split] = self.prepared.score(split, predictions, labels)
+            self.one_answer[split] = gives_one_answer(predictions)
         return results
 
 
@@ -143,6 +152,11 @@ def freeze_embeddings(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Embedding) and id(module) not in inside:
             module.weight.requires_grad_(False)
+
+
+def reordered(found: Any, order: Any) -> Any:
+    """The rows of an array in this order, or those of each array of a tuple: a model may give several."""
+    return tuple(reordered(own, order) for own in found) if isinstance(found, tuple) else found[order]
 
 
 class Trained(Exception):  # noqa: N818  # it is no error

@@ -58,8 +58,13 @@ def prepare(
         metrics=metrics,
         fingerprint=fingerprint,
         processor=tokenizer,
-        lengths=pc.list_value_length(train.data.column("input_ids")).to_pylist(),
+        lengths=lengths(train=train, **rows),
     )
+
+
+def lengths(**rows: Dataset) -> dict[str, list[int]]:
+    """Tokens of each row."""
+    return {name: pc.list_value_length(own.data.column("input_ids")).to_pylist() for name, own in rows.items()}
 
 
 def allowed_length(asked: int | None, usual: int, tokenizer: PreTrainedTokenizerBase, config: Any) -> int:

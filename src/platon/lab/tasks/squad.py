@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from datasets import Dataset
 from numpy.typing import NDArray
 from transformers import BatchEncoding, DataCollatorWithPadding, PreTrainedTokenizerBase
@@ -20,7 +19,7 @@ from transformers import BatchEncoding, DataCollatorWithPadding, PreTrainedToken
 from platon.lab.errors import UserError
 from platon.lab.tasks import metrics, source
 from platon.lab.tasks.model import Pretrained
-from platon.lab.tasks.sequence import allowed_length, tokenise
+from platon.lab.tasks.sequence import allowed_length, lengths, tokenise
 from platon.lab.tasks.source import Source, Split
 from platon.lab.tasks.task import Prepared, Request, Task
 
@@ -59,7 +58,7 @@ def prepare(task: Task, request: Request) -> Prepared:
         metrics=task.metrics,
         fingerprint=fingerprint,
         processor=tokenizer,
-        lengths=pc.list_value_length(train.data.column("input_ids")).to_pylist(),
+        lengths=lengths(train=train, validation=pieces),
         label_names=("start_positions", "end_positions"),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -65,11 +65,11 @@ class Prepared:
     evaluation: split name -> rows. The first split and the first metric are the headline.
     collate: list of rows -> batch of tensors.
     score: (split, predictions, labels) -> metrics as fractions (1.0 is perfect, never NaN). The arrays are what Trainer
-        gathers, in the order of the split's rows: SQuAD finds its texts by it, so evaluate without length grouping.
+        gathers, in the order of the split's rows: SQuAD finds its texts by it.
     chance: split -> metrics that the best constant answer would reach: what a model that learned nothing cannot pass.
     fingerprint: SHA-256 of the rows and columns used: the same for the hub and for local files.
     processor: the tokenizer or image processor to save beside the model.
-    lengths: token counts of the training rows, for batches of like length; None where all are equal.
+    lengths: "train" or split name -> token counts of its rows, for batches of like length; empty where all are equal.
     label_names: TrainingArguments(label_names=...).
     """
 
@@ -82,7 +82,7 @@ class Prepared:
     metrics: tuple[str, ...]
     fingerprint: str
     processor: Any = None
-    lengths: list[int] | None = None
+    lengths: dict[str, list[int]] = field(default_factory=dict)
     label_names: tuple[str, ...] = ("labels",)
 
     def batch(self, rows: int = 8) -> dict[str, Any]:
