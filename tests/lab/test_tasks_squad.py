@@ -10,8 +10,10 @@ import torch
 from transformers import AutoTokenizer, Trainer, TrainingArguments
 
 from platon.lab.errors import UserError
+from platon.lab.settings import Plan, Settings
 from platon.lab.tasks import Prepared, Request, find, squad
 from platon.lab.tasks import source as sources
+from platon.lab.training import LabTrainer
 
 Write = Callable[..., Path]
 FILLER = "the cat sat on a mat. "
@@ -150,6 +152,28 @@ def test_trainer_evaluates(prepared: Prepared, tmp_path: Path) -> None:
     found = trainer.evaluate()
     assert 0 <= found["eval_f1"] <= 1
     assert found["eval_loss"] > 0
+
+
+def test_rows_are_measured_by_length_and_scored_in_their_order(prepared: Prepared, tmp_path: Path) -> None:
+    seen: list[Any] = []
+    prepared.score = lambda split, predictions, labels: seen.extend((predictions, labels)) or {"f1": 0.0}
+    windows = prepared.evaluation["validation"]
+    assert sorted(prepared.lengths["validation"]) != prepared.lengths["validation"]
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), per_device_eval_batch_size=3, use_cpu=True, label_names=list(prepared.label_names)
+    )
+    arguments.remove_unused_columns = False
+    model = prepared.build().eval()
+    LabTrainer(Settings(task="squad"), Plan(1, 0, 0, 0, 1, 1, 1), prepared, model=model, args=arguments).measure()
+    (starts, ends), labels = seen
+    assert labels[0].tolist() == windows["start_positions"][:]
+    assert labels[1].tolist() == windows["end_positions"][:]
+    for number, window in enumerate(windows):
+        with torch.no_grad():
+            alone = model(**prepared.collate([window]))
+        length = len(window["input_ids"])
+        np.testing.assert_allclose(starts[number, :length], alone.start_logits[0], atol=1e-5)
+        np.testing.assert_allclose(ends[number, :length], alone.end_logits[0], atol=1e-5)
 
 
 @pytest.mark.parametrize(
