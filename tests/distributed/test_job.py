@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,15 @@ TINY = shlex.split(
 )
 
 
-def launched(folder: Path, *flags: str, ranks: int = 2) -> "subprocess.Popen[str]":
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks else []
+TORCHRUN = shlex.split("-m torch.distributed.run --nproc-per-node 2")
+#: without a GPU, accelerate starts several processes of a machine under this flag alone
+ACCELERATE = shlex.split(
+    "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no "
+    "--dynamo_backend no"
+)
+
+
+def launched(folder: Path, *flags: str, launcher: Sequence[str] = TORCHRUN) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, *launcher, "-m", "platon", "prune", *TINY, "--output", str(folder), *flags],
         stdout=subprocess.PIPE,
@@ -95,6 +103,15 @@ def test_folder_of_another_run_is_refused_once(whole: Path) -> None:
 
 
 @pytest.mark.slow
+def test_accelerate_starts_the_same_run(whole: Path, tmp_path: Path) -> None:
+    said = finished(launched(tmp_path / "run", launcher=ACCELERATE))
+    assert said.count("Next:") == 1
+    assert (tmp_path / "run" / "checkpoints" / "checkpoint-12" / "rng_state_1.pth").exists()  # there were two
+    mine, theirs = bits(tmp_path / "run"), bits(whole)
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in mine.items())
+
+
+@pytest.mark.slow
 def test_signal_stops_all_ranks_at_one_step_and_one_process_goes_on(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     job = launched(folder)
@@ -107,6 +124,6 @@ def test_signal_stops_all_ranks_at_one_step_and_one_process_goes_on(whole: Path,
     last, problems = checkpoint.last_complete(folder / "checkpoints")
     assert last is not None
     assert not problems
-    finished(launched(folder, "--resume", ranks=0))
+    finished(launched(folder, "--resume", launcher=[]))
     record = read_record(folder)
     assert record["kept"] == read_record(whole)["kept"]
