@@ -1,0 +1,41 @@
+"""The committed study: its report is what its records say, to the byte."""
+
+from pathlib import Path
+
+import pytest
+
+from platon.lab import sweep
+from platon.report.files import write_report
+from platon.report.runs import Runs, read_runs
+from platon.report.tables import Options
+
+STUDY = Path(__file__).parents[2] / "studies" / "minilm"
+
+
+@pytest.fixture(scope="module")
+def runs() -> Runs:
+    return read_runs(STUDY)
+
+
+def test_report_is_made_of_the_records(runs: Runs, tmp_path: Path) -> None:
+    for path in write_report(runs, tmp_path, Options(sd=True), figures=False):
+        assert path.read_bytes() == (STUDY / "report" / path.name).read_bytes(), path.name
+
+
+def test_every_run_of_the_sweep_has_a_record_and_no_other_has_one(runs: Runs, tmp_path: Path) -> None:
+    wanted = {job.name: job.sourced.settings for job in sweep.read(str(STUDY / "sweep.toml"), tmp_path)}
+    found = {run.name.removeprefix("records/"): run for run in runs}
+    assert found.keys() == wanted.keys()
+    for name, run in found.items():
+        for setting, value in run.relevant().items():
+            assert value == getattr(wanted[name], setting), (name, setting)
+
+
+def test_all_numbers_are_in_the_readme(runs: Runs) -> None:
+    """The table of the README is the report's own."""
+    table = (STUDY / "report" / "tables.md").read_text(encoding="utf-8").split("\n\n")
+    rows = [line for line in "\n\n".join(table).splitlines() if line.startswith("|")]
+    readme = (STUDY.parents[1] / "README.md").read_text(encoding="utf-8")
+    shown = [line for line in readme.splitlines() if line.startswith("|") and "PLATON (timing before)" in line]
+    assert shown
+    assert set(shown) <= set(rows)
