@@ -112,6 +112,12 @@ def test_other_settings_are_other_rows(pair: Path, make_record: Make, make_run: 
     assert found.notes == ("where a row of PLATON does not say it: timing after",)
 
 
+def test_a_choice_left_to_the_method_goes_unsaid(tmp_path: Path, make_record: Make, make_run: Make) -> None:
+    make_run(tmp_path / "a", make_record("rte", "magnitude", 0.2, 0, 60.0, scope=None))
+    make_run(tmp_path / "b", make_record("rte", "magnitude", 0.2, 0, 61.0, scope="matrix"))
+    assert {run.row for run in read_runs(tmp_path)} == {"Magnitude", "Magnitude (scope matrix)"}
+
+
 def test_a_setting_that_goes_with_the_seed_is_no_average(tmp_path: Path, make_record: Make, make_run: Make) -> None:
     """Seed 0 with one β, seed 1 with another: two rows, not a mean of both."""
     for seed, beta in enumerate((0.85, 0.95)):

@@ -258,9 +258,10 @@ def _usual(runs: list[Run], names: set[str]) -> dict[str, Any]:
     """Values that more runs have than any other: a row need not say them."""
     found = {}
     for name in sorted(names - {"units"}):
-        counts = Counter(json.dumps(run.relevant().get(name)) for run in runs).most_common(2)
-        if len(counts) < 2 or counts[0][1] > counts[1][1]:
-            found[name] = json.loads(counts[0][0])
+        counts = Counter(json.dumps(run.relevant().get(name)) for run in runs)
+        most = [value for value, count in counts.items() if count == max(counts.values())]
+        if len(most) == 1 or "null" in most:  # the method's own choice says nothing, so it goes unsaid
+            found[name] = json.loads(most[0]) if len(most) == 1 else None
     return found
 
 
