@@ -51,5 +51,10 @@ def _compared(
     ]
     return (
         *((Span(text),) for text in texts),
-        (Span(NOT_RUN if p is None else f"{p:.3f}", p is not None and p < 0.05),),
+        (Span(NOT_RUN if p is None else _p(p), p is not None and p < 0.05),),
     )
+
+
+def _p(value: float) -> str:
+    """Three decimals, and never a zero that it is not."""
+    return f"{value:.3f}" if value >= 0.0005 else f"{value:.0e}"
