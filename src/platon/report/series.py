@@ -181,7 +181,7 @@ def per_step(
             points = _averaged(pair for run in found for pair in read(run))
             if points:
                 lines.append(Line(row, points, dashed=found[0].method == "dense"))
-        if lines:
+        if any(len(line.points) > 1 for line in lines):  # one point is no curve
             words = f"{task_name(task)}, {percent(ratio)} kept: {title.format(metric=own[0].headline[1])}"
             label = y.format(metric=own[0].headline[1])
             charts.append(Chart(f"{name}-{task}-{100 * ratio:g}", words, "optimizer step", label, tuple(lines)))
@@ -194,6 +194,14 @@ def _evaluations(run: Run) -> Iterable[tuple[float, float]]:
     return sorted({line["step"]: 100 * line[key] for line in run.history() if key in line}.items())
 
 
+def _losses(run: Run) -> Iterable[tuple[float, float]]:
+    return sorted({line["step"]: line["loss"] for line in run.history() if "loss" in line}.items())
+
+
 def training(runs: Sequence[Run]) -> list[Chart]:
-    """The headline metric over the steps; a run that did not converge is shown too, since this is how it went."""
-    return per_step(runs, "training", "{metric} while training", "{metric}, %", _evaluations)
+    """The headline metric over the steps, or the loss where there was one evaluation, at the end.
+
+    A run that did not converge is shown too, since this is how it went.
+    """
+    measured = per_step(runs, "training", "{metric} while training", "{metric}, %", _evaluations)
+    return measured or per_step(runs, "training", "loss while training", "loss", _losses)
