@@ -61,7 +61,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 def test_same_batch_gives_the_same_masks(found: Found, way: str, world: int, method: str, units: str) -> None:
     expected = found(method)["same"][f"bert, alone, {method}, {units}"]
     assert expected[-1]["kept"] <= 0.3 + 1e-3
-    assert len({seen["fingerprint"] for seen in expected}) > 3  # the masks do move
+    assert len({seen["fingerprint"] for seen in expected}) > 1  # the masks do move
     for rank in range(world):
         assert found(method, world, rank)["same"][f"bert, {way}, {method}, {units}"] == expected
     assert expected[-1]["exact"]
