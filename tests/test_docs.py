@@ -253,8 +253,9 @@ def options() -> set[str]:
 
 @pytest.mark.parametrize("page", [page for page in DOCS if page.stem != "paper"], ids=lambda page: page.stem)
 def test_named_options_exist(page: Path) -> None:
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", page.read_text(encoding="utf-8")))
-    assert named <= options() | {"--help", "--nproc-per-node"}  # torchrun's
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9_-]*", page.read_text(encoding="utf-8")))
+    launchers = {"--nproc-per-node", "--multi_gpu", "--num_processes"}  # torchrun's and accelerate's
+    assert named <= options() | {"--help"} | launchers
 
 
 def test_every_page_is_in_the_index() -> None:
