@@ -41,6 +41,15 @@ def launched(folder: Path, *flags: str, launcher: Sequence[str] = TORCHRUN) -> "
     )
 
 
+def launched_until_saved(folder: Path) -> "subprocess.Popen[str]":
+    """A job that goes on from its first checkpoint."""
+    job = launched(folder)
+    marker = folder / "checkpoints" / "checkpoint-4" / checkpoint.MARKER
+    while not marker.exists() and job.poll() is None:
+        time.sleep(0.005)
+    return job
+
+
 def finished(job: "subprocess.Popen[str]") -> str:
     said, _ = job.communicate(timeout=240)
     assert job.returncode == 0, said[-3000:]
@@ -57,8 +66,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def bits(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model" / "model.safetensors")
+def assert_same_bits(folder: Path, other: Path) -> None:
+    mine, theirs = (load_file(place / "model" / "model.safetensors") for place in (folder, other))
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in mine.items())
 
 
 def test_two_ranks_leave_one_run(whole: Path) -> None:
@@ -77,10 +88,7 @@ def test_two_ranks_leave_one_run(whole: Path) -> None:
 
 def test_killed_rank_and_resumption(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    job = launched(folder)
-    marker = folder / "checkpoints" / "checkpoint-4" / checkpoint.MARKER
-    while not marker.exists() and job.poll() is None:
-        time.sleep(0.005)
+    job = launched_until_saved(folder)
     ranks = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
     os.kill(int(ranks[-1]), signal.SIGKILL)
     job.communicate(timeout=240)
@@ -88,8 +96,7 @@ def test_killed_rank_and_resumption(whole: Path, tmp_path: Path) -> None:
     assert not (folder / "record.json").exists()
     said = finished(launched(folder, "--resume"))
     assert said.count("resuming at step") == 1
-    mine, theirs = bits(folder), bits(whole)
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in mine.items())
+    assert_same_bits(folder, whole)
     assert read_record(folder)["results"] == read_record(whole)["results"]
 
 
@@ -107,17 +114,13 @@ def test_accelerate_starts_the_same_run(whole: Path, tmp_path: Path) -> None:
     said = finished(launched(tmp_path / "run", launcher=ACCELERATE))
     assert said.count("Next:") == 1
     assert (tmp_path / "run" / "checkpoints" / "checkpoint-12" / "rng_state_1.pth").exists()  # there were two
-    mine, theirs = bits(tmp_path / "run"), bits(whole)
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in mine.items())
+    assert_same_bits(tmp_path / "run", whole)
 
 
 @pytest.mark.slow
 def test_signal_stops_all_ranks_at_one_step_and_one_process_goes_on(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    job = launched(folder)
-    marker = folder / "checkpoints" / "checkpoint-4" / checkpoint.MARKER
-    while not marker.exists() and job.poll() is None:
-        time.sleep(0.005)
+    job = launched_until_saved(folder)
     job.send_signal(signal.SIGTERM)
     said, _ = job.communicate(timeout=240)
     assert said.count("a checkpoint is saved") == 1, said

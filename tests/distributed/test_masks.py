@@ -61,7 +61,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 def test_same_batch_gives_the_same_masks(found: Found, way: str, world: int, method: str, units: str) -> None:
     expected = found(method)["same"][f"bert, alone, {method}, {units}"]
     assert expected[-1]["kept"] <= 0.3 + 1e-3
-    assert len({seen["fingerprint"] for seen in expected}) > 1  # the masks do move
+    # The masks do move; groups of soft movement all fall at once, when their scores pass τ.
+    moves = 1 if (method, units) == ("soft-movement", "heads+neurons") else 3
+    assert len({seen["fingerprint"] for seen in expected}) > moves
     for rank in range(world):
         assert found(method, world, rank)["same"][f"bert, {way}, {method}, {units}"] == expected
     assert expected[-1]["exact"]
