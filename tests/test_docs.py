@@ -187,7 +187,8 @@ def run(command: str, place: Path) -> None:
         # With the programs that belong to this Python, whether or not its environment is active.
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         environment = {**os.environ, "PATH": path}
-        subprocess.run(["bash", "-c", command], cwd=place, env=environment, check=True, capture_output=True, text=True)
+        done = subprocess.run(["bash", "-c", command], cwd=place, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument")  # Trainer's default, where there is no GPU
