@@ -313,6 +313,16 @@ def test_steering_brings_the_share_near_before_the_final_phase(method: type[Lear
 
 
 @pytest.mark.parametrize("method", [platon.SoftMovement, platon.HardConcrete])
+def test_steering_is_patient_with_scores_that_have_a_long_way_to_go(method: type[Learned]) -> None:
+    """They fall below the opening late in the descent, and a penalty that had grown all the while would take them all."""
+    seen: list[tuple[float, float | None]] = []
+    trained(method(score_learning_rate=0.02), 0.2, steps=239, each=lambda p: seen.append((p.kept(), p.penalty)))
+    assert seen[119][0] > 0.95, "halfway nearly every score is still above it"
+    assert max(penalty for _, penalty in seen if penalty is not None) < 100
+    assert seen[-1][0] > 0.15
+
+
+@pytest.mark.parametrize("method", [platon.SoftMovement, platon.HardConcrete])
 def test_a_larger_penalty_keeps_less(method: type[Learned]) -> None:
     shares = [trained(method(score_learning_rate=0.1, penalty=p), 0.5)[0].kept() for p in (0.0, 1.0, 30.0)]
     assert shares[0] > shares[1] > shares[2]

@@ -128,6 +128,10 @@ class GroupRanking(Ranking):
             kept.append((score > value).index_fill(0, best, True))
         self._apply(kept)
 
+    def above(self, value: float) -> float:
+        """A group counts as many times as it has weights."""
+        return int(self._sizes[torch.cat(self._values()) > value].sum()) / self.total
+
     def _apply(self, kept: Sequence[Tensor]) -> None:
         for pool, mask in zip(self.pools, kept, strict=True):
             kernels.pack(mask.clone(), pool.bits)  # a copy, because eight bytes are read at a time

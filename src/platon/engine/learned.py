@@ -121,8 +121,9 @@ class Penalised(Learned):
     """A learned score whose sparsity is a result: a unit stays while its score is above a fixed value.
 
     Args:
-        penalty: λ, as in the papers: of the schedule only the descent counts then. `None`: λ is steered, so that the
-            share kept follows the schedule's, and in its final phase exactly that share of the highest scores stays.
+        penalty: λ, as in the papers: of the schedule only the descent counts then. `None`: λ is steered, so that by the
+            end of the descent the schedule's share is left, and in its final phase exactly that share of the highest
+            scores stays.
         min_keep_per_matrix: the least share of each matrix that stays, whatever the penalty.
     """
 
@@ -150,6 +151,13 @@ class Penalised(Learned):
     @abstractmethod
     def opening(self, progress: float) -> float:
         """The score above which a unit stays."""
+
+    def line(self, progress: float) -> float:
+        """Where scores that are to fall should be by now: on the way from the start to the opening, at an even speed.
+
+        Progress is cubic in time, but a score moves by its learning rate a step, and no faster.
+        """
+        return self.score_init + (self.opening(1) - self.score_init) * (1 - (1 - progress) ** (1 / 3))
 
 
 @dataclass(frozen=True)

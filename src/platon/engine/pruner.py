@@ -212,7 +212,7 @@ class Pruner:
         self.keep = share
         self._ranking.open(score.opening(progress), score.min_keep_per_matrix)
         if score.penalty is None and progress > 0:
-            self._steering.follow(self.kept(), share)
+            self._steering.follow(self._ranking.above(score.line(progress)), share)
 
     def _by_mask(self, step: int) -> bool:
         """Whether the forward pass after `step` sees the mask itself: random gates do without, until it is final."""

@@ -110,6 +110,10 @@ class Ranking(ABC):
         """Keep what scores above `value`, and of each pool at least the share `least`; zero the rest."""
 
     @abstractmethod
+    def above(self, value: float) -> float:
+        """The share of the weights whose score is above `value`."""
+
+    @abstractmethod
     def hold(self, what: str) -> None:
         """Zero what the last selection removed once more: of the "weight" or of the "gradient"."""
 
@@ -255,6 +259,10 @@ class WeightRanking(Ranking):
             else:
                 Cut.above(value, one.device).zero([one], [pool.bits])
                 self.kept_count += count
+
+    def above(self, value: float) -> float:
+        """One pass over the scores."""
+        return sum(open_counts(self._scored(), value, self.ranks)) / self.total
 
     def hold(self, what: str) -> None:
         """Matrix by matrix, piece by piece."""
