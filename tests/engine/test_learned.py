@@ -314,7 +314,7 @@ def test_steering_brings_the_share_near_before_the_final_phase(method: type[Lear
 
 @pytest.mark.parametrize("method", [platon.SoftMovement, platon.HardConcrete])
 def test_steering_is_patient_with_scores_that_have_a_long_way_to_go(method: type[Learned]) -> None:
-    """They fall below the opening late in the descent, and a penalty that had grown all the while would take them all."""
+    """They fall below the opening late in the descent; a penalty that had grown all the while would take them all."""
     seen: list[tuple[float, float | None]] = []
     trained(method(score_learning_rate=0.02), 0.2, steps=239, each=lambda p: seen.append((p.kept(), p.penalty)))
     assert seen[119][0] > 0.95, "halfway nearly every score is still above it"
