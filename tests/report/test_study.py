@@ -1,4 +1,4 @@
-"""The committed study: its report is what its records say, to the byte."""
+"""The committed studies: a report is what its records say, to the byte."""
 
 from pathlib import Path
 
@@ -9,21 +9,26 @@ from platon.report.files import write_report
 from platon.report.runs import Runs, read_runs
 from platon.report.tables import Options
 
-STUDY = Path(__file__).parents[2] / "studies" / "minilm"
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module", params=["minilm", "minilm-sst2"])
+def study(request: pytest.FixtureRequest) -> Path:
+    return ROOT / "studies" / request.param
 
 
 @pytest.fixture(scope="module")
-def runs() -> Runs:
-    return read_runs(STUDY)
+def runs(study: Path) -> Runs:
+    return read_runs(study)
 
 
-def test_report_is_made_of_the_records(runs: Runs, tmp_path: Path) -> None:
+def test_report_is_made_of_the_records(study: Path, runs: Runs, tmp_path: Path) -> None:
     for path in write_report(runs, tmp_path, Options(sd=True), figures=False):
-        assert path.read_bytes() == (STUDY / "report" / path.name).read_bytes(), path.name
+        assert path.read_bytes() == (study / "report" / path.name).read_bytes(), path.name
 
 
-def test_every_run_of_the_sweep_has_a_record_and_no_other_has_one(runs: Runs, tmp_path: Path) -> None:
-    wanted = {job.name: job.sourced.settings for job in sweep.read(str(STUDY / "sweep.toml"), tmp_path)}
+def test_every_run_of_the_sweep_has_a_record_and_no_other_has_one(study: Path, runs: Runs, tmp_path: Path) -> None:
+    wanted = {job.name: job.sourced.settings for job in sweep.read(str(study / "sweep.toml"), tmp_path)}
     found = {run.name.removeprefix("records/"): run for run in runs}
     assert found.keys() == wanted.keys()
     for name, run in found.items():
@@ -31,8 +36,8 @@ def test_every_run_of_the_sweep_has_a_record_and_no_other_has_one(runs: Runs, tm
             assert value == getattr(wanted[name], setting), (name, setting)
 
 
-def test_the_readme_shows_the_table_of_the_report() -> None:
-    lines = (STUDY / "report" / "tables.md").read_text(encoding="utf-8").splitlines()
+def test_the_readme_shows_the_table_of_the_report(study: Path) -> None:
+    lines = (study / "report" / "tables.md").read_text(encoding="utf-8").splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith("|"))
     beyond = next(number for number in range(first, len(lines)) if not lines[number].startswith("|"))
-    assert "\n".join(lines[first:beyond]) in (STUDY.parents[1] / "README.md").read_text(encoding="utf-8")
+    assert "\n".join(lines[first:beyond]) in (ROOT / "README.md").read_text(encoding="utf-8")
