@@ -274,7 +274,7 @@ def unknown_setting(state: dict[str, Any]) -> None:
 
 
 def other_format(state: dict[str, Any]) -> None:
-    state["format"] = 2
+    state["format"] = 1
     del state["kept_count"]
 
 
@@ -308,7 +308,7 @@ def list_for_a_tensor(state: dict[str, Any]) -> None:
         (other_method, "method is 'Magnitude' in the state and 'Platon' in the pruner"),
         (other_setting, "setting 'beta2' is 0.5 in the state and 0.85 in the pruner"),
         (unknown_setting, "setting 'beta3' is only in the state"),
-        (other_format, "its format is 2, this version of platon reads 1"),
+        (other_format, "its format is 1, this version of platon reads 2"),
         (no_count, "it has no 'step_count', so it is not a whole pruner state"),
         (no_tensor, "tensor 'blocks.1.out.weight:uncertainty' is missing in the state"),
         (short_tensor, "tensor 'blocks.1.out.weight:mask' is torch.uint8 (3,) in the state and torch.uint8 (8,)"),

@@ -20,7 +20,7 @@ from platon.engine.shard import give_back, ranks_of, same_on_all
 from platon.engine.steering import Steering
 from platon.engine.units import Units, weights
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Pruner:
