@@ -157,7 +157,7 @@ class Penalised(Learned):
 
         Progress is cubic in time, but a score moves by its learning rate a step, and no faster.
         """
-        return self.score_init + (self.opening(1) - self.score_init) * (1 - (1 - progress) ** (1 / 3))
+        return self.score_init + (self.opening(1) - self.score_init) * (1 - math.pow(1 - progress, 1 / 3))
 
 
 @dataclass(frozen=True)
