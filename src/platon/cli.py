@@ -16,7 +16,7 @@ from rich.table import Table
 
 from platon.cli_deploy import export, measure_speed, speed
 from platon.lab.errors import UserError
-from platon.lab.settings import FIELDS, Sourced, resolve
+from platon.lab.settings import FIELDS, Sourced, panel_of, resolve, type_of
 from platon.terminal import console, errors, tell
 
 app = typer.Typer(
@@ -28,7 +28,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_TYPES = {"str": str, "int": int, "float": float, "bool": bool}
 
 
 class Listing(StrEnum):
@@ -61,13 +60,13 @@ def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "flags"]
     options = []
     for name, field in FIELDS.items():
-        kind: Any = _TYPES[str(field.type).split(" ")[0]] | None
+        kind: Any = type_of(name) | None
         default = "" if field.default is None or field.default is False else f" [dim]\\[{field.default}][/dim]"
         word = name.replace("_", "-")
         option = typer.Option(
-            f"--{word}/--no-{word}" if field.default is True else f"--{word}",
-            help=field.metadata["help"] + default,
-            rich_help_panel=field.metadata["panel"],
+            f"--{word}/--no-{word}" if type_of(name) is bool else f"--{word}",
+            help=f"{field.description}{default}",
+            rich_help_panel=panel_of(name),
             show_default=False,
         )
         options.append(

@@ -150,12 +150,11 @@ def test_the_command_says_what_the_settings_say(tmp_path: Path) -> None:
                 flags["group_by_length"] = False
             else:
                 flags[name] = rest.pop(0)
-        kinds = {"int": int, "float": float, "str": str}
-        from platon.lab.settings import FIELDS
+        from platon.lab.settings import type_of
 
         for name, value in flags.items():
             if isinstance(value, str):
-                flags[name] = kinds[str(FIELDS[name].type).split(" ")[0]](value)
+                flags[name] = type_of(name)(value)
         assert resolve(None, None, flags).settings == job.sourced.settings
 
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import huggingface_hub.errors
 import pytest
+import safetensors.torch
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification, BertForSequenceClassification
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, BertForSequenceClassification
 from transformers.utils import logging
 
+import platon
 from platon.lab.errors import UserError
 from platon.lab.tasks import Prepared, Request, find
 
@@ -154,3 +156,99 @@ def test_image_model_without_a_processor(tiny_vit: Path, tmp_path: Path, make_pn
     (tmp_path / "vit" / "preprocessor_config.json").unlink()
     with pytest.raises(UserError, match=r"cannot load the image processor of the model in the folder"):
         find("images").prepare(Request(data=tmp_path / "images", model=str(tmp_path / "vit")))
+
+
+# --- weights that do not fit ------------------------------------------------------------------------------------------
+
+
+def test_a_new_head_is_noted(copied: Path, prepare: Callable[..., Prepared]) -> None:
+    logging.disable_progress_bar()
+    BertForSequenceClassification(AutoConfig.from_pretrained(copied, num_labels=7)).save_pretrained(copied)
+    prepared = prepare(copied)
+    prepared.build()
+    [note] = prepared.notes
+    assert "has another size than 2 labels need" in note
+    assert "classifier.weight" in note
+    prepared.build()
+    assert len(prepared.notes) == 1
+
+
+def test_a_body_of_another_shape_is_refused(copied: Path, prepare: Callable[..., Prepared]) -> None:
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | {"intermediate_size": 20}))
+    with pytest.raises(
+        UserError, match=r"'bert\.encoder.*intermediate\.dense\.bias' is \[32\] in the file and \[20\] by the config"
+    ):
+        prepare(copied).build()
+
+
+def test_weights_of_another_model_are_refused(copied: Path, prepare: Callable[..., Prepared]) -> None:
+    weights = safetensors.torch.load_file(copied / "model.safetensors")
+    some = {name: tensor for name, tensor in weights.items() if "pooler" not in name}
+    safetensors.torch.save_file(some, copied / "model.safetensors", {"format": "pt"})
+    prepared = prepare(copied)
+    prepared.build()
+    assert any("start from random values: bert.pooler.dense.bias" in note for note in prepared.notes)
+    other = {f"other.{name}": tensor for name, tensor in weights.items()}
+    safetensors.torch.save_file(other, copied / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"are not those of a BertForSequenceClassification: 'bert\..*' and \d+ more"):
+        prepare(copied).build()
+
+
+def test_pickles_are_refused(copied: Path, prepare: Callable[..., Prepared]) -> None:
+    torch.save(safetensors.torch.load_file(copied / "model.safetensors"), copied / "pytorch_model.bin")
+    prepare(copied).build()
+    (copied / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"weights in a pickle only \(pytorch_model\.bin\), which platon does not open"):
+        prepare(copied).build()
+
+
+@pytest.fixture
+def compact(tiny_bert: Path, tmp_path: Path) -> Path:
+    """The tiny model with half of its neurons gone, as platon saves it."""
+    model = BertForSequenceClassification.from_pretrained(tiny_bert)
+    layer = model.bert.encoder.layer[0]
+    with torch.no_grad():
+        layer.intermediate.dense.weight[::2] = 0
+        layer.intermediate.dense.bias[::2] = 0
+        layer.output.dense.weight[:, ::2] = 0
+    small = platon.compact(model)
+    assert small is not model
+    platon.save(small, tmp_path / "compact", processor=AutoTokenizer.from_pretrained(tiny_bert))
+    return tmp_path / "compact"
+
+
+def test_a_compact_folder_keeps_its_weights(compact: Path, prepare: Callable[..., Prepared]) -> None:
+    prepared = prepare(compact)
+    model, saved = prepared.build(), platon.load(compact)
+    assert model.get_parameter("bert.encoder.layer.0.intermediate.dense.weight").shape == (16, 16)
+    for name, tensor in saved.state_dict().items():
+        assert torch.equal(model.state_dict()[name], tensor), name
+    assert model.config.id2label == {0: "negative", 1: "positive"}
+    assert prepared.notes == []
+
+
+def test_a_compact_folder_with_another_head(compact: Path, write_parquet: Write, tmp_path: Path) -> None:
+    for split in ("train", "validation_matched"):
+        write_parquet(f"mnli/{split}.parquet", premise=["a", "b"], hypothesis=["c", "d"], label=[0, 2])
+    prepared = find("mnli").prepare(Request(data=tmp_path, model=str(compact)))
+    torch.manual_seed(0)
+    model, saved = prepared.build(), platon.load(compact)
+    assert model.get_parameter("classifier.weight").shape == (3, 16)
+    assert model.num_labels == model.config.num_labels == 3
+    assert torch.equal(
+        model.get_parameter("bert.encoder.layer.0.output.dense.weight"),
+        saved.get_parameter("bert.encoder.layer.0.output.dense.weight"),
+    )
+    assert "classifier.weight" in prepared.notes[0]
+    rows = prepared.evaluation["matched"]
+    assert torch.isfinite(model(**prepared.collate([rows[0], rows[1]])).loss)
+
+
+def test_a_compact_folder_of_another_kind(compact: Path) -> None:
+    from platon.lab.tasks.model import Pretrained
+
+    with pytest.raises(
+        UserError, match="is a BertForSequenceClassification, and this task needs a BertForQuestionAnswering"
+    ):
+        Pretrained(find("squad"), Request(model=str(compact))).build()

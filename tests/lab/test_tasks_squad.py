@@ -1,4 +1,4 @@
-"""SQuAD: windows, spans, and the way back from logits to answers."""
+"""SQuAD: features, spans, and the way back from logits to answers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, Trainer, TrainingArguments
 from platon.lab.errors import UserError
 from platon.lab.settings import Plan, Settings
 from platon.lab.tasks import Prepared, Request, find, squad
-from platon.lab.tasks import source as sources
+from platon.lab.tasks import dataset as sources
 from platon.lab.training import LabTrainer
 
 Write = Callable[..., Path]
@@ -201,3 +201,13 @@ def test_no_room_for_the_context(data: Path, tiny_bert: Path) -> None:
         UserError, match=r"max_length 20 leaves \d+ tokens .*, not more than the stride 15; raise max_length"
     ):
         find("squad").prepare(Request(data=data, model=str(tiny_bert), max_length=20, stride=15))
+
+
+def test_evaluation_counts_questions_and_needs_no_training_file(data: Path, tiny_bert: Path) -> None:
+    questions = len(sources.read_parquet([data / "squad" / "validation.parquet"]))
+    (data / "squad" / "train.parquet").unlink()
+    asked = Request(data=data, max_length=40, stride=12)
+    prepared = find("squad").prepare(asked.for_evaluation(tiny_bert))
+    assert prepared.counts == {"validation": questions}
+    assert len(prepared.evaluation["validation"]) > questions
+    assert len(prepared.train) == 0

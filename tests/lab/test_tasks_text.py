@@ -13,11 +13,11 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainingArguments
 
 from platon.lab.errors import UserError
-from platon.lab.tasks import TASKS, Prepared, Request, find, glue
-from platon.lab.tasks import source as sources
+from platon.lab.tasks import Prepared, Request, find, glue
+from platon.lab.tasks import dataset as sources
 
 Write = Callable[..., Path]
-GLUE = [name for name, task in TASKS.items() if task.family == "glue"]
+GLUE = list(glue.COLUMNS)
 
 
 def forward(prepared: Prepared, split: str) -> dict[str, float]:
@@ -333,3 +333,92 @@ def test_own_folders_that_are_wrong(tmp_path: Path, tiny_bert: Path) -> None:
     write_rows(tmp_path / "train.json", ROWS)
     with pytest.raises(UserError, match=r"has train\.csv and train\.json; keep one"):
         own(train.parent, tiny_bert)
+
+
+@pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85", "\x0c"])
+def test_json_lines_end_at_newlines_alone(character: str, tmp_path: Path, tiny_bert: Path) -> None:
+    rows = [{"text": f"the cat{character}sat {n}", "label": n % 2} for n in range(10)]
+    lines = [json.dumps(row, ensure_ascii=False).replace("\\f", "\x0c") for row in rows]
+    if character == "\x0c":  # JSON escapes it
+        lines = [json.dumps(row) for row in rows]
+    (tmp_path / "own.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    assert len(own(tmp_path / "own.jsonl", tiny_bert).train) == 9
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "json", "jsonl", "parquet"])
+@pytest.mark.parametrize("empty", ["", "  "])
+def test_empty_texts_are_refused_in_every_format(suffix: str, empty: str, tmp_path: Path, tiny_bert: Path) -> None:
+    rows = [{"text": "the cat", "label": "a"}, {"text": "the dog", "label": "b"}, {"text": empty, "label": "a"}]
+    with pytest.raises(UserError, match=r"row 2 of .* has no text in column 'text'; fill it in or drop the row"):
+        own(write_rows(tmp_path / f"own.{suffix}", rows), tiny_bert)
+
+
+# --- evaluation of a trained model ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trained(tmp_path: Path, tiny_bert: Path) -> Callable[..., Prepared]:
+    """A model that was trained on three classes, and a function that prepares its evaluation on other data."""
+    prepared = own(write_rows(tmp_path / "reviews.csv", ROWS), tiny_bert, text_column="text")
+    prepared.build().save_pretrained(tmp_path / "model")
+    prepared.processor.save_pretrained(tmp_path / "model")
+    asked = Request(data=tmp_path / "reviews.csv", text_column="text", eval_rows=2)
+    return lambda data=None: find("text").prepare(asked.for_evaluation(tmp_path / "model", data))
+
+
+def test_evaluation_of_the_same_data_takes_the_same_rows(trained: Callable[..., Prepared], tmp_path: Path) -> None:
+    prepared = trained()
+    assert len(prepared.train) == 0
+    assert prepared.counts == {"validation": 2}
+    trained_on = own(tmp_path / "reviews.csv", tmp_path / "model", text_column="text", eval_rows=2)
+    assert prepared.evaluation["validation"][:] == trained_on.evaluation["validation"][:]
+
+
+def test_evaluation_of_other_data_takes_every_row_and_the_models_classes(
+    trained: Callable[..., Prepared], tmp_path: Path
+) -> None:
+    """Without one of the classes, and in an order of its own, the numbers are still the model's."""
+    new = write_rows(tmp_path / "new.jsonl", [{"text": "the cat", "mood": mood} for mood in ("sad", "mad", "sad")])
+    prepared = trained(new)
+    assert prepared.counts == {"validation": 3}
+    assert prepared.evaluation["validation"]["labels"][:] == [2, 1, 2]
+    assert prepared.build().config.id2label == {0: "glad", 1: "mad", 2: "sad"}
+    forward(prepared, "validation")
+    one = trained(write_rows(tmp_path / "one.csv", [{"text": "the cat", "mood": "mad"}]))
+    assert one.evaluation["validation"]["labels"][:] == [1]
+
+
+def test_evaluation_of_a_folder_needs_no_training_file(trained: Callable[..., Prepared], tmp_path: Path) -> None:
+    write_rows(tmp_path / "other" / "validation.csv", ROWS[:6])
+    assert trained(tmp_path / "other").counts == {"validation": 6}
+    write_rows(tmp_path / "other" / "train.csv", [{"no": "column"}])
+    assert trained(tmp_path / "other").counts == {"validation": 6}
+
+
+def test_a_label_that_the_model_does_not_know(trained: Callable[..., Prepared], tmp_path: Path) -> None:
+    new = write_rows(tmp_path / "new.csv", [*ROWS[:2], {"text": "the cat", "mood": "bored"}])
+    with pytest.raises(
+        UserError, match=r"row 2 of .*new\.csv has the label 'bored', which the model does not know: 'glad', 'mad'"
+    ):
+        trained(new)
+    wrong = write_rows(tmp_path / "wrong.csv", [{"a": "x", "b": "y", "c": "z"}])
+    with pytest.raises(UserError, match=r"is the label\? name it as in the training data; it has: a, b, c"):
+        trained(wrong)
+
+
+def test_evaluation_of_numbers(tmp_path: Path, tiny_bert: Path) -> None:
+    rows = [{"review": f"the cat {n}", "stars": n / 2} for n in range(10)]
+    asked = Request(data=write_rows(tmp_path / "stars.csv", rows), model=str(tiny_bert))
+    prepared = find("text").prepare(asked)
+    prepared.build().save_pretrained(tmp_path / "model")
+    prepared.processor.save_pretrained(tmp_path / "model")
+    again = find("text").prepare(asked.for_evaluation(tmp_path / "model", tmp_path / "stars.csv"))
+    assert again.counts == {"validation": 10}
+    assert again.metrics == ("pearson", "spearman")
+
+
+def test_glue_is_evaluated_without_its_training_file(write_sst2: Write, tiny_bert: Path) -> None:
+    folder = write_sst2()
+    (folder / "glue" / "sst2" / "train.parquet").unlink()
+    prepared = find("sst2").prepare(Request(data=folder).for_evaluation(tiny_bert))
+    assert (len(prepared.train), prepared.counts) == (0, {"validation": 20})

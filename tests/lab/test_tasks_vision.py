@@ -123,7 +123,7 @@ def test_imagenet_as_parquet(write_parquet: Write, make_png: Png, tmp_path: Path
 
 def test_files_too_large_for_memory_give_the_same(cifar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = find("cifar100").prepare(Request(data=cifar))
-    monkeypatch.setattr("platon.lab.tasks.source.IN_MEMORY", 100)
+    monkeypatch.setattr("platon.lab.tasks.dataset.IN_MEMORY", 100)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", cifar / "cache")
     large = find("cifar100").prepare(Request(data=cifar))
     assert large.fingerprint == small.fingerprint
@@ -131,7 +131,7 @@ def test_files_too_large_for_memory_give_the_same(cifar: Path, monkeypatch: pyte
 
 
 def test_only_a_sample_of_very_large_data_is_hashed(cifar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platon.lab.tasks.picture.HASHED", 10_000)
+    monkeypatch.setattr("platon.lab.tasks.image.HASHED", 10_000)
     first, second = (find("cifar100").prepare(Request(data=cifar)).fingerprint for _ in range(2))
     assert first == second
 
@@ -269,3 +269,24 @@ def test_saved_digits_model_is_useful_on_its_own(tmp_path: Path) -> None:
     again = find("digits").prepare(Request(model=str(tmp_path / "run"), train_rows=20, eval_rows=20))
     for name, weight in again.build().state_dict().items():
         assert torch.equal(weight, model.state_dict()[name])
+
+
+def test_own_images_are_evaluated_with_the_models_classes(tmp_path: Path, tiny_vit: Path, make_png: Any) -> None:
+    """From a folder with a folder for validation, or from the folders of the classes themselves."""
+    for place in ("photos/train/ant", "photos/train/bee", "photos/train/cat", "photos/val/cat", "new/cat", "new/bee"):
+        (tmp_path / place).mkdir(parents=True)
+        for number in range(2):
+            (tmp_path / place / f"{number}.png").write_bytes(make_png(number))
+    asked = Request(data=tmp_path / "photos", model=str(tiny_vit))
+    prepared = find("images").prepare(asked)
+    prepared.build().save_pretrained(tmp_path / "model")
+    prepared.processor.save_pretrained(tmp_path / "model")
+    same = find("images").prepare(asked.for_evaluation(tmp_path / "model"))
+    assert (len(same.train), same.counts) == (0, {"validation": 2})
+    assert same.evaluation["validation"][0]["labels"] == 2
+    other = find("images").prepare(asked.for_evaluation(tmp_path / "model", tmp_path / "new"))
+    assert [other.evaluation["validation"][n]["labels"] for n in range(4)] == [1, 1, 2, 2]
+    (tmp_path / "new" / "dog").mkdir()
+    (tmp_path / "new" / "dog" / "0.png").write_bytes(make_png(0))
+    with pytest.raises(UserError, match=r"new/dog is a class that the model does not know: ant, bee, cat"):
+        find("images").prepare(asked.for_evaluation(tmp_path / "model", tmp_path / "new"))

@@ -30,7 +30,7 @@ def read_started(folder: Path) -> Sourced:
         # A setting that came later than the run had its default then.
         sources = dict.fromkeys(FIELDS, "ours") | {name: one["source"] for name, one in said.items()}
         return Sourced(settings, sources, started["recipe"])
-    except (AttributeError, KeyError, TypeError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise UserError(f"{str(folder / STARTED)!r} is not what this version of platon writes") from None
 
 

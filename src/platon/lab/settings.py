@@ -1,172 +1,262 @@
-"""The settings of a run: what a user can say, what a recipe says, what we say, and who said what."""
+"""The settings of a run: their names, types, limits and defaults, and who chose each value.
 
-from __future__ import annotations
+A value comes from the defaults here or of the task ("ours"), from a recipe ("paper", "code" or "ours"), or from the
+user: a config file, or a flag of the command line ("user").
+"""
 
 import dataclasses
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from math import ceil, isfinite
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
 
+from pydantic import AfterValidator, AllowInfNan, BeforeValidator, ConfigDict, Field, Strict, ValidationError
+from pydantic.dataclasses import dataclass
+from pydantic.fields import FieldInfo
+
+from platon.engine.schedule import checked_keep
 from platon.lab import recipes, tasks
 from platon.lab.errors import UserError, nearest
 
 Source = Literal["paper", "code", "ours", "user"]
 
 
-def _setting(default: Any, panel: str, text: str) -> Any:
-    return field(default=default, metadata={"panel": panel, "help": text})
+def _whole_to_int(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-@dataclass(frozen=True)
+# Strict: "3" is no number and 1 is not yes. Only 3.0 for 3, which TOML and JSON writers produce, is taken.
+Text = Annotated[str, Strict()]
+Flag = Annotated[bool, Strict()]
+Whole = Annotated[int, BeforeValidator(_whole_to_int), Strict()]
+Number = Annotated[float, Strict(), AllowInfNan(False)]
+
+
+def _setting(default: Any, panel: str, text: str, **limits: Any) -> Any:
+    return Field(default=default, description=text, json_schema_extra={"panel": panel}, **limits)
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Settings:
-    """Everything that decides a run's result. The defaults are ours, and small tasks have some of their own."""
+    """Everything that decides a run's result. A task may have other defaults (`Task.defaults`)."""
 
-    task: str = _setting("digits", "What", "a name from `platon list tasks`")
-    model: str | None = _setting(None, "What", "hub name or local folder; each task has a default")
-    method: str = _setting("platon", "What", "a name from `platon list methods`")
-    keep: float = _setting(0.1, "What", "share of the prunable weights that stays, e.g. 0.1")
-    units: str = _setting(
-        "weights", "What", "what goes together: weights, columns, blocks, neurons, heads, heads+neurons"
+    task: Text = _setting("digits", "What", "a name from `platon list tasks`")
+    model: Text | None = _setting(None, "What", "hub name or local folder; each task has a default")
+    method: Text = _setting("platon", "What", "a name from `platon list methods`")
+    keep: Annotated[Number, AfterValidator(checked_keep)] = _setting(
+        0.1, "What", "share of the prunable weights that is kept, e.g. 0.1"
     )
-    dense: str = _setting("none", "What", "train the dense twin too: none, beside, or first (pruning starts from it)")
+    units: Literal["weights", "columns", "blocks", "neurons", "heads", "heads+neurons"] = _setting(
+        "weights", "What", "what is pruned together: weights, columns, blocks, neurons, heads, heads+neurons"
+    )
+    dense: Literal["none", "beside", "first"] = _setting(
+        "none", "What", "train the dense twin too: none, beside, or first (pruning starts from it)"
+    )
 
-    data: str | None = _setting(None, "Data", "local folder in the hub's layout, or your own file; default: the hub")
-    train_rows: int | None = _setting(None, "Data", "train on so many rows, a fixed random subset")
-    eval_rows: int | None = _setting(None, "Data", "evaluate on so many rows, a fixed random subset")
-    text_column: str | None = _setting(None, "Data", "your own data: the column with the text")
-    second_column: str | None = _setting(None, "Data", "your own data: the column with the second text")
-    label_column: str | None = _setting(None, "Data", "your own data: the column with the label")
-    holdout: float = _setting(0.1, "Data", "your own data: share held out where there is no validation file")
-    max_length: int | None = _setting(None, "Data", "tokens a row at most")
-    stride: int | None = _setting(None, "Data", "SQuAD: tokens that neighbouring windows share")
-    image_size: int | None = _setting(None, "Data", "pixels a side")
-    augment: bool = _setting(False, "Data", "random crops and flips of training images")
-    trust_remote_code: bool = _setting(False, "Data", "run Python code that comes with a model; off unless asked")
+    data: Text | None = _setting(None, "Data", "local folder in the hub's layout, or your own file; default: the hub")
+    train_rows: Whole | None = _setting(None, "Data", "train on so many rows, a fixed random subset")
+    eval_rows: Whole | None = _setting(None, "Data", "evaluate on so many rows, a fixed random subset")
+    text_column: Text | None = _setting(None, "Data", "your own data: the column with the text")
+    second_column: Text | None = _setting(None, "Data", "your own data: the column with the second text")
+    label_column: Text | None = _setting(None, "Data", "your own data: the column with the label")
+    holdout: Number = _setting(0.1, "Data", "your own data: share held out where there is no validation file")
+    max_length: Whole | None = _setting(None, "Data", "longest input, in tokens")
+    stride: Whole | None = _setting(None, "Data", "SQuAD: tokens that two neighbouring pieces of a long context share")
+    image_size: Whole | None = _setting(None, "Data", "width and height of an image, in pixels")
+    augment: Flag = _setting(False, "Data", "random crops and flips of training images")
+    trust_remote_code: Flag = _setting(False, "Data", "run Python code that comes with a model")
 
-    epochs: float = _setting(3.0, "Training", "passes over the training data")
-    steps: int | None = _setting(None, "Training", "optimizer steps; overrides epochs")
-    batch: int = _setting(32, "Training", "examples an optimizer step, over all processes")
-    accumulate: int = _setting(1, "Training", "split each batch into so many parts, to save memory")
-    optimizer: str = _setting("adamw", "Training", "adamw, adamax or sgd")
-    learning_rate: float = _setting(5e-5, "Training", "its peak")
-    momentum: float = _setting(0.9, "Training", "of sgd")
-    weight_decay: float = _setting(0.0, "Training", "on matrices, not on biases and norms")
-    lr_warmup: float = _setting(0.1, "Training", "steps of rising learning rate; below 1: a share of the training")
-    decay: str = _setting("linear", "Training", "how the learning rate falls: linear or cosine")
-    clip: float = _setting(1.0, "Training", "largest gradient norm; 0: no clipping")
-    freeze_embeddings: bool = _setting(False, "Training", "train everything but the embeddings")
-    group_by_length: bool = _setting(True, "Training", "batches of like length: much less padding")
-    precision: str = _setting("float32", "Training", "float32, or mixed with bf16 or fp16")
-    seed: int = _setting(0, "Training", "of everything random")
+    epochs: Number = _setting(3.0, "Training", "passes over the training data")
+    steps: Whole | None = _setting(None, "Training", "optimizer steps; overrides epochs", ge=1)
+    batch: Whole = _setting(32, "Training", "examples in an optimizer step, over all processes", ge=1)
+    accumulate: Whole = _setting(1, "Training", "compute each batch in so many parts, to save memory", ge=1)
+    optimizer: Literal["adamw", "adamax", "sgd"] = _setting("adamw", "Training", "adamw, adamax or sgd")
+    learning_rate: Number = _setting(5e-5, "Training", "peak learning rate", ge=0)
+    momentum: Number = _setting(0.9, "Training", "momentum of sgd", ge=0)
+    weight_decay: Number = _setting(0.0, "Training", "on matrices, not on biases and norms", ge=0)
+    lr_warmup: Number = _setting(
+        0.1, "Training", "steps of rising learning rate; below 1: a share of the training", ge=0
+    )
+    decay: Literal["linear", "cosine"] = _setting("linear", "Training", "how the learning rate falls: linear or cosine")
+    clip: Number = _setting(1.0, "Training", "largest gradient norm; 0: no clipping", ge=0)
+    freeze_embeddings: Flag = _setting(False, "Training", "train everything but the embeddings")
+    group_by_length: Flag = _setting(True, "Training", "batches of texts of similar length, for less padding")
+    precision: Literal["float32", "bf16", "fp16"] = _setting(
+        "float32", "Training", "float32, or mixed precision with bf16 or fp16"
+    )
+    seed: Whole = _setting(0, "Training", "seed of all random numbers", ge=0)
 
-    warmup: float = _setting(0.1, "Pruning", "t_i: steps before pruning starts; below 1: a share of the training")
-    cooldown: float = _setting(0.3, "Pruning", "t_f: steps at the final share; below 1: a share of the training")
-    every: int = _setting(10, "Pruning", "steps between masks while the share falls")
-    beta1: float = _setting(0.85, "Pruning", "platon: memory of sensitivity")
-    beta2: float = _setting(0.85, "Pruning", "platon: memory of uncertainty")
-    window: int = _setting(10, "Pruning", "platon: steps averaged before they count")
-    timing: str = _setting("after", "Pruning", "platon: measure before or after the optimizer moves")
-    exponent: float = _setting(1.0, "Pruning", "platon: the power c of uncertainty in the score")
-    scope: str | None = _setting(
+    # The defaults of warmup, cooldown, every and window are those of the engine's Cubic and Platon. They are written
+    # again because help must not import torch; test_defaults_are_the_engines compares them.
+    warmup: Number = _setting(
+        0.1, "Pruning", "t_i: steps before pruning starts; below 1: a share of the training", ge=0
+    )
+    cooldown: Number = _setting(
+        0.3, "Pruning", "t_f: last steps, at the final share; below 1: a share of the training", ge=0
+    )
+    every: Whole = _setting(10, "Pruning", "steps between two masks while the share falls", ge=1)
+    beta1: Number = _setting(0.85, "Pruning", "platon: smoothing of sensitivity")
+    beta2: Number = _setting(0.85, "Pruning", "platon: smoothing of uncertainty")
+    window: Whole = _setting(10, "Pruning", "platon: steps whose sensitivity is averaged before smoothing")
+    timing: Literal["after", "before"] = _setting(
+        "after", "Pruning", "platon: measure sensitivity before or after the optimizer's update"
+    )
+    exponent: Number = _setting(1.0, "Pruning", "platon: the power c of uncertainty in the score")
+    scope: Literal["global", "matrix"] | None = _setting(
         None, "Pruning", "rank all weights together (global) or each matrix (matrix); default: the method's own"
     )
-    score_learning_rate: float | None = _setting(
+    score_learning_rate: Number | None = _setting(
         None, "Pruning", "learned scores: peak learning rate; default: the method's own"
     )
-    score_init: float | None = _setting(None, "Pruning", "learned scores: where they start; default: the method's own")
-    penalty: float | None = _setting(
-        None, "Pruning", "soft-movement, l0: fix the penalty, so that sparsity is a result; default: --keep steers it"
+    score_init: Number | None = _setting(None, "Pruning", "learned scores: initial value; default: the method's own")
+    penalty: Number | None = _setting(
+        None, "Pruning", "soft-movement, l0: a fixed penalty instead of --keep; the share kept is then a result"
     )
-    tau: float = _setting(0.1, "Pruning", "soft-movement: sigmoid of the score above which a weight stays")
-    min_keep_per_matrix: float | None = _setting(
-        None, "Pruning", "soft-movement, l0: least share of each matrix; default: the method's own"
+    tau: Number = _setting(0.1, "Pruning", "soft-movement: sigmoid of the score above which a weight is kept")
+    min_keep_per_matrix: Number | None = _setting(
+        None, "Pruning", "soft-movement, l0: least share kept of each matrix; default: the method's own"
     )
-    block_rows: int = _setting(32, "Pruning", "units blocks: outputs of a block")
-    block_columns: int = _setting(32, "Pruning", "units blocks: inputs of a block")
-    reference_steps: int | None = _setting(None, "Pruning", "the training that warmup and cooldown refer to")
+    block_rows: Whole = _setting(32, "Pruning", "units blocks: outputs of a block", ge=1)
+    block_columns: Whole = _setting(32, "Pruning", "units blocks: inputs of a block", ge=1)
+    reference_steps: Whole | None = _setting(
+        None, "Pruning", "length of the training that a recipe's warmup and cooldown refer to"
+    )
 
-    eval_every: int | None = _setting(None, "Records", "steps between evaluations; default: ten in a training")
-    eval_batch: int = _setting(64, "Records", "examples a batch in evaluation")
-    log_every: int | None = _setting(None, "Records", "steps between logged lines; default: a hundred in a training")
-    checkpoint_every: int | None = _setting(None, "Records", "steps between checkpoints; default: ten in a training")
-    checkpoints: int = _setting(2, "Records", "complete checkpoints to keep")
-    report_to: str = _setting("none", "Records", "none, tensorboard or wandb")
-
-
-FIELDS = {f.name: f for f in dataclasses.fields(Settings)}
-_CHOICES = {
-    "units": ("weights", "columns", "blocks", "neurons", "heads", "heads+neurons"),
-    "dense": ("none", "beside", "first"),
-    "optimizer": ("adamw", "adamax", "sgd"),
-    "decay": ("linear", "cosine"),
-    "precision": ("float32", "bf16", "fp16"),
-    "timing": ("after", "before"),
-    "scope": ("global", "matrix"),
-    "report_to": ("none", "tensorboard", "wandb"),
-}
-_LEAST = (
-    dict.fromkeys(("block_rows", "block_columns"), 1)
-    | dict.fromkeys(("batch", "accumulate", "steps", "every", "eval_batch", "checkpoints"), 1)
-    | dict.fromkeys(("eval_every", "log_every", "checkpoint_every"), 1)
-    | dict.fromkeys(("seed", "learning_rate", "momentum", "weight_decay", "clip"), 0)
-    | dict.fromkeys(("warmup", "cooldown", "lr_warmup"), 0)
-)
-# What a task needs that others do not: the digits' model is built from nothing, so it is trained dense first.
-_TASK_DEFAULTS: dict[str, dict[str, Any]] = {
-    "digits": {"dense": "first", "epochs": 30.0, "batch": 32, "learning_rate": 5e-4, "weight_decay": 0.1},
-    "cifar100": {"epochs": 10.0, "batch": 128, "learning_rate": 5e-4, "weight_decay": 0.01},
-}
+    eval_every: Whole | None = _setting(None, "Records", "steps between evaluations; default: ten in a training", ge=1)
+    eval_batch: Whole = _setting(64, "Records", "examples in a batch of evaluation", ge=1)
+    log_every: Whole | None = _setting(
+        None, "Records", "steps between logged lines; default: a hundred in a training", ge=1
+    )
+    checkpoint_every: Whole | None = _setting(
+        None, "Records", "steps between checkpoints; default: ten in a training", ge=1
+    )
+    checkpoints: Whole = _setting(2, "Records", "complete checkpoints to keep", ge=1)
+    report_to: Literal["none", "tensorboard", "wandb"] = _setting("none", "Records", "none, tensorboard or wandb")
 
 
-@dataclass(frozen=True)
-class Sourced:
-    """Settings, and for each who said it."""
+#: name -> default, description (help) and panel of the help page
+FIELDS: dict[str, FieldInfo] = vars(Settings)["__pydantic_fields__"]
+
+
+_HINTS = get_type_hints(Settings)
+
+
+def choices(name: str) -> tuple[str, ...]:
+    """The words that a setting may be; empty where any value of its type is possible."""
+    hints = (_HINTS[name], *get_args(_HINTS[name]))
+    return next((get_args(hint) for hint in hints if get_origin(hint) is Literal), ())
+
+
+def type_of(name: str) -> type:
+    """The type of a setting's value: str, int, float or bool."""
+    kinds = (_HINTS[name], *get_args(_HINTS[name]))
+    return next((kind for kind in (bool, int, float) if kind in kinds), str)
+
+
+def panel_of(name: str) -> str:
+    """The panel of the help page that shows a setting."""
+    extra = FIELDS[name].json_schema_extra
+    assert isinstance(extra, dict)
+    return str(extra["panel"])
+
+
+def _checked(values: Mapping[str, Any]) -> Settings:
+    """Settings with these values; a UserError names the first value that is wrong."""
+    try:
+        return Settings(**values)
+    except ValidationError as error:
+        raise UserError(_sentence(error)) from None
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    name, value, context = str(first["loc"][0]), first["input"], first.get("ctx", {})
+    match first["type"]:
+        case "value_error":
+            return str(context["error"])
+        case "unexpected_keyword_argument":
+            return f"there is no setting {name!r}{nearest(name, FIELDS)}"
+        case "finite_number":
+            return f"{name} must be a finite number, got {value}"
+        case "greater_than_equal":
+            return f"{name} must be at least {context['ge']:g}, got {value:g}"
+        case "literal_error" if isinstance(value, str):
+            return f"{name} must be one of {', '.join(choices(name))}, got {value!r}"
+        case _ if value is None:
+            return f"{name} needs a value"
+        case _:
+            return f"{name} must be of type {type_of(name).__name__}, got {value!r}"
+
+
+@dataclasses.dataclass(frozen=True)
+class ResolvedSettings:
+    """The settings of one run after defaults, recipe, config file and flags were merged, and the source of each."""
 
     settings: Settings
     sources: Mapping[str, Source]
     recipe: str | None = None
 
-    def with_user(self, **values: Any) -> Sourced:
-        """The same with some settings said by the user."""
-        said: dict[str, Source] = dict.fromkeys(values, "user")
-        return Sourced(dataclasses.replace(self.settings, **values), {**self.sources, **said}, self.recipe)
+    def with_user(self, **values: Any) -> Self:
+        """A copy in which the user has chosen these values."""
+        chosen: dict[str, Source] = dict.fromkeys(values, "user")
+        settings = _checked({**dataclasses.asdict(self.settings), **values})
+        return dataclasses.replace(self, settings=settings, sources={**self.sources, **chosen})
 
     def plain(self) -> dict[str, dict[str, Any]]:
-        """Value and source of every setting, for the record."""
+        """Value and source of every setting, as run.json and record.json hold them."""
         values = dataclasses.asdict(self.settings)
         return {name: {"value": value, "source": self.sources[name]} for name, value in values.items()}
 
+    @classmethod
+    def from_plain(cls, plain: Any, recipe: Any = None) -> Self:
+        """The reverse of `plain`, for a file that may be damaged or edited; a UserError says what is wrong in it.
 
-def resolve(recipe: str | None = None, config: Path | None = None, flags: Mapping[str, Any] | None = None) -> Sourced:
-    """Defaults, then the recipe, then the config file, then the flags; each overrides what stands before it."""
-    said: dict[str, tuple[Any, Source]] = {}
+        A setting that is missing was added after the file was written; the run had its default.
+        """
+        if not isinstance(plain, dict) or not all(isinstance(one, dict) for one in plain.values()):
+            raise UserError("its settings must be an object of objects with a value and a source")
+        for name, one in plain.items():
+            if name not in FIELDS:
+                raise UserError(f"there is no setting {name!r}{nearest(name, FIELDS)}")
+            if "value" not in one or one.get("source") not in get_args(Source):
+                raise UserError(f"{name} needs a value and a source ({', '.join(get_args(Source))})")
+        if recipe is not None and not isinstance(recipe, str):
+            raise UserError(f"recipe must be of type str, got {recipe!r}")
+        settings = _checked({name: one["value"] for name, one in plain.items()})
+        tasks.find(settings.task)
+        sources = dict.fromkeys(FIELDS, "ours") | {name: one["source"] for name, one in plain.items()}
+        return cls(settings, sources, recipe)
+
+
+def resolve(
+    recipe: str | None = None, config: Path | None = None, flags: Mapping[str, Any] | None = None
+) -> ResolvedSettings:
+    """Merge defaults, recipe, config file and flags; each overrides those before it."""
+    chosen: dict[str, tuple[Any, Source]] = {}
     if config is not None:
         values = _read_config(config)
         recipe = recipe or values.pop("recipe", None)
         values.pop("recipe", None)
-        said |= {name: (value, "user") for name, value in values.items()}
-    said |= {name: (value, "user") for name, value in (flags or {}).items() if value is not None}
+        chosen |= {name: (value, "user") for name, value in values.items()}
+    chosen |= {name: (value, "user") for name, value in (flags or {}).items() if value is not None}
     if recipe is not None:
         if not isinstance(recipe, str):
             raise UserError(f"recipe must be of type str, got {recipe!r}")
-        named = recipes.find(recipe).fields
-        said = {name: (f.value, f.source) for name, f in named.items() if f.value is not None or name == "steps"} | said
-    task = tasks.find(str(said.get("task", (Settings().task, "ours"))[0]))
-    defaults: dict[str, tuple[Any, Source]] = {
-        name: (_TASK_DEFAULTS.get(task.name, {}).get(name, f.default), "ours") for name, f in FIELDS.items()
+        fields = recipes.find(recipe).fields.items()
+        chosen = {name: (f.value, f.source) for name, f in fields if f.value is not None or name == "steps"} | chosen
+    task = tasks.find(str(chosen.get("task", (FIELDS["task"].default, "ours"))[0]))
+    merged: dict[str, tuple[Any, Source]] = {
+        name: (task.defaults.get(name, field.default), "ours") for name, field in FIELDS.items()
     }
-    everything = defaults | said
-    if said.get("epochs", (None, "ours"))[1] == "user" and said.get("steps", (None, "ours"))[1] != "user":
-        everything["steps"] = (None, "ours")  # the user's epochs beat a recipe's steps
-    if everything["keep"][1] == "user" and everything["penalty"][0] is not None:
-        if everything["penalty"][1] == "user":
+    merged |= chosen
+    if merged["epochs"][1] == "user" and merged["steps"][1] != "user":
+        merged["steps"] = (None, "ours")  # the user's epochs override a recipe's steps
+    if merged["keep"][1] == "user" and merged["penalty"][0] is not None:
+        if merged["penalty"][1] == "user":
             raise UserError("keep and penalty are both given; with a penalty the share is a result, so leave one out")
-        everything["penalty"] = (None, "ours")  # the user's share beats a recipe's penalty
-    settings = Settings(**{name: _converted(name, value) for name, (value, _) in everything.items()})
-    return Sourced(settings, {name: source for name, (_, source) in everything.items()}, recipe)
+        merged["penalty"] = (None, "ours")  # the user's share overrides a recipe's penalty
+    settings = _checked({name: value for name, (value, _) in merged.items()})
+    return ResolvedSettings(settings, {name: source for name, (_, source) in merged.items()}, recipe)
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -182,76 +272,13 @@ def _read_config(path: Path) -> dict[str, Any]:
     return values
 
 
+# Names of an earlier version, for modules that still use them.
+from platon.lab.step_count import StepCounts, count_steps  # noqa: E402
+
+Sourced = ResolvedSettings
+Plan = StepCounts
+plan = count_steps
+
+
 def _converted(name: str, value: Any) -> Any:
-    """`value` as the setting's type, or the sentence that says what is wrong with it."""
-    wanted = str(FIELDS[name].type)
-    if value is None:
-        if "None" in wanted:
-            return None
-        raise UserError(f"{name} needs a value")
-    kind = wanted.split(" ")[0]
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if kind == "float" and number:
-        value = float(value)
-    right = {
-        "float": isinstance(value, float),
-        "int": number and float(value).is_integer(),
-        "bool": isinstance(value, bool),
-        "str": isinstance(value, str),
-    }[kind]
-    if not right:
-        raise UserError(f"{name} must be of type {kind}, got {value!r}")
-    if kind == "float" and not isfinite(value):
-        raise UserError(f"{name} must be a finite number, got {value}")
-    if name in _CHOICES and value not in _CHOICES[name]:
-        raise UserError(f"{name} must be one of {', '.join(_CHOICES[name])}, got {value!r}")
-    return int(value) if kind == "int" else value
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The steps of a training, all whole numbers."""
-
-    total: int
-    warmup: int
-    cooldown: int
-    lr_warmup: int
-    eval_every: int
-    log_every: int
-    checkpoint_every: int
-
-
-def plan(sourced: Sourced, rows: int) -> Plan:
-    """Steps from epochs and shares; a recipe's step counts scale with the length of the training."""
-    s = sourced.settings
-    for name, least in _LEAST.items():
-        value = getattr(s, name)
-        if value is not None and value < least:
-            raise UserError(f"{name} must be at least {least}, got {value:g}")
-    if s.steps is None and s.epochs <= 0:
-        raise UserError(f"epochs must be above 0, got {s.epochs:g}")
-    total = s.steps if s.steps is not None else max(1, ceil(s.epochs * ceil(rows / s.batch)))
-
-    def steps(name: str) -> int:
-        value = getattr(s, name)
-        if value < 1:
-            return round(value * total)
-        # The user counts in steps of this training, a recipe in steps of the training that it was made for.
-        scales = s.reference_steps is not None and sourced.sources[name] != "user"
-        return round(value * total / s.reference_steps) if scales and s.reference_steps else round(value)
-
-    warmup, cooldown = steps("warmup"), steps("cooldown")
-    if warmup + cooldown > total:
-        raise UserError(
-            f"warmup + cooldown must not exceed the {total} steps of the training, got {warmup} + {cooldown}; "
-            "shorten one of them or train for longer"
-        )
-    return Plan(
-        total=total,
-        warmup=warmup,
-        cooldown=cooldown,
-        lr_warmup=min(steps("lr_warmup"), total),
-        eval_every=s.eval_every or max(1, ceil(total / 10)),
-        log_every=s.log_every or max(1, total // 100),
-        checkpoint_every=s.checkpoint_every or max(1, ceil(total / 10)),
-    )
+    return getattr(_checked({name: value}), name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from platon.lab.tasks import sequence
-from platon.lab.tasks.source import Source
+from platon.lab.tasks.dataset import HubDataset
 from platon.lab.tasks.task import Prepared, Request, Task
 
 
@@ -31,11 +31,11 @@ COLUMNS = {
 
 def prepare(task: Task, request: Request) -> Prepared:
     """A GLUE task from the hub, from DIR/glue/<task>, or from DIR when that is the task's own folder."""
-    files = Source("nyu-mll/glue", task.name, (f"glue/{task.name}", task.name, "."))
+    dataset = HubDataset("nyu-mll/glue", task.name, (f"glue/{task.name}", task.name, "."))
     # MNLI has two validation splits, and local copies may lack the second.
     stored = {split: split if split == "validation" else f"validation_{split}" for split in task.splits}
-    wanted = {"train": True} | {stored[split]: split == task.splits[0] for split in task.splits}
-    found = files.read(request.data, wanted)
-    splits = {"train": found["train"]} | {name: found[s] for name, s in stored.items() if s in found}
+    wanted = {} if request.evaluation_only else {"train": True}
+    found = dataset.read(request.data, wanted | {stored[split]: split == task.splits[0] for split in task.splits})
+    splits = {name: found[file] for name, file in ({"train": "train"} | stored).items() if file in found}
     columns = COLUMNS[task.name]
     return sequence.prepare(task, request, splits, columns.texts, "label", columns.labels, task.metrics)

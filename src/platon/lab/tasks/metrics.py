@@ -1,7 +1,8 @@
-"""The paper's metrics, as fractions (reports multiply by 100), written from their formulas; tests compare libraries.
+"""The paper's metrics, as fractions (reports multiply by 100).
 
-No result is ever NaN. What a formula leaves open is set to "no skill": Matthews and correlations of something constant
-are 0, F1 without a true positive is 0, and so is the correlation of predictions that are not finite (a diverged model).
+No result is ever NaN. Where a formula divides by zero the result is 0, the value of a model without skill: Matthews and
+correlations of constant values, and F1 without a true positive. So is the correlation of predictions that are not
+finite (a diverged model). scikit-learn and scipy warn or return NaN there; tests compare with them elsewhere.
 """
 
 import re

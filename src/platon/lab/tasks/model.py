@@ -1,41 +1,28 @@
-"""Models, tokenizers and image processors: whatever the Auto classes load, from the hub or from a folder."""
+"""Models, tokenizers and image processors: those that transformers' Auto classes load, and models saved by platon."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-)
+from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from platon.lab.errors import UserError, nearest
-from platon.lab.tasks.source import first_line, silent_hub
+from platon import deploy
+from platon.lab.errors import UserError
+from platon.lab.tasks.dataset import silent_hub
+from platon.lab.tasks.model_error import locate, refuse_pickles, sentence
 from platon.lab.tasks.task import Request, Task
 
-PAPER_MODELS = (
-    "google-bert/bert-base-uncased",
-    "microsoft/deberta-v3-base",
-    "google/vit-base-patch16-224-in21k",
-    "google/vit-base-patch16-224",
-    "google/vit-base-patch16-384",
-)
-
-#: kind of task -> (the class that loads a model for it, the configurations that it takes)
+#: kind of task -> (the class that loads a model for it, configuration class -> model class)
 KINDS: dict[str, tuple[Any, Mapping[Any, Any]]] = {
     "text-classification": (
         transformers.AutoModelForSequenceClassification,
@@ -53,22 +40,31 @@ KINDS: dict[str, tuple[Any, Mapping[Any, Any]]] = {
 
 
 class Pretrained:
-    """The model that the user names, or the task's own choice."""
+    """The model that the user names, or the task's default.
+
+    notes: what the user should know of the model that `build` made last.
+    """
 
     def __init__(self, task: Task, request: Request, **config: Any) -> None:
         """Read the configuration, with these fields set, so that a wrong name is found before any work is done."""
         name = request.model or task.model
         if name is None:
             raise UserError(f"{task.name} needs a model; give a hub name or a folder with --model")
-        self.name = _located(name)
+        self.name, self.notes = locate(name), list[str]()
         self.trust = request.trust_remote_code
-        self.auto, known = KINDS[task.kind]
+        self.auto, self.classes = KINDS[task.kind]
         with self._loading("config"):
             self.config = AutoConfig.from_pretrained(self.name, trust_remote_code=self.trust, **config)
-        if type(self.config) not in known and not self.trust:
+        if type(self.config) not in self.classes and not self.trust:
             kind = self.config.model_type
             loader = self.auto.__name__
             raise UserError(f"the model {name!r} is of type {kind!r}, which {loader} cannot load for {task.name}")
+
+    def labels(self) -> tuple[str, ...] | None:
+        """The names of the model's classes in their order; None for regression."""
+        if getattr(self.config, "problem_type", None) == "regression":
+            return None
+        return tuple(self.config.id2label[number] for number in range(self.config.num_labels))
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The fast tokenizer; one without a padding token pads with its end token."""
@@ -76,7 +72,7 @@ class Pretrained:
             tokenizer = AutoTokenizer.from_pretrained(self.name, trust_remote_code=self.trust)
         if not tokenizer.is_fast:
             raise UserError(f"the tokenizer of {self.name!r} has no fast version; choose a model with a tokenizer.json")
-        # Without any file, transformers makes a tokenizer that knows no word and calls every text unknown.
+        # Without any file, transformers makes a tokenizer of special tokens only, which maps every word to "unknown".
         if len(tokenizer) <= len(tokenizer.all_special_tokens):
             raise UserError(f"the model {self.name!r} has no tokenizer; save one beside it (tokenizer.json)")
         known = getattr(self.config, "vocab_size", None)
@@ -95,19 +91,89 @@ class Pretrained:
             return AutoImageProcessor.from_pretrained(self.name, backend="pil", trust_remote_code=self.trust, **changes)
 
     def build(self) -> PreTrainedModel:
-        """The weights, with a new head where there is none of the right size.
+        """The model with its weights, and with a new head where there is none of the right size.
 
-        In float32 whatever the file holds (DeBERTaV3 comes in half precision): mixed precision is the trainer's choice.
+        In float32 whatever the file holds (DeBERTaV3 comes in half precision): the trainer chooses mixed precision.
         """
+        self.notes.clear()
+        if (Path(self.name) / deploy.MANIFEST).is_file():
+            return self._load_saved()
+        refuse_pickles(self.name)
         with self._loading("weights"):
-            model: PreTrainedModel = self.auto.from_pretrained(
+            model, found = self.auto.from_pretrained(
                 self.name,
                 config=copy.deepcopy(self.config),
                 dtype=torch.float32,
                 ignore_mismatched_sizes=True,
+                output_loading_info=True,
                 trust_remote_code=self.trust,
             )
+        self._check_loaded(model, found)
         return model
+
+    def _check_loaded(self, model: PreTrainedModel, found: Mapping[str, Collection[Any]]) -> None:
+        """Only the head may start from random values in silence; it may have another shape, which is noted."""
+        body = f"{model.base_model_prefix}."
+        wrong = {name: (tuple(theirs), tuple(ours)) for name, theirs, ours in sorted(found["mismatched_keys"])}
+        for name, (theirs, ours) in wrong.items():
+            if name.startswith(body):
+                raise UserError(
+                    f"the weights in {self.name!r} do not fit its config.json: {name!r} is {list(theirs)} in the file "
+                    f"and {list(ours)} by the configuration"
+                )
+        if wrong:
+            self._note_new_head(wrong)
+        missing = sorted(name for name in found["missing_keys"] if name.startswith(body))
+        if len(missing) > len([name for name, _ in model.named_parameters() if name.startswith(body)]) / 2:
+            raise UserError(
+                f"the weights in {self.name!r} are not those of a {type(model).__name__}: {missing[0]!r} and "
+                f"{len(missing) - 1} more are not in the file"
+            )
+        if missing:
+            self.notes.append(
+                f"not in the weights of {self.name}, so they start from random values: {', '.join(missing)}"
+            )
+
+    def _load_saved(self) -> PreTrainedModel:
+        """A folder of `platon.save`: sparse, or compact with matrices smaller than the configuration says."""
+        with self._loading("weights"):
+            model: Any = deploy.load(self.name).float()
+        wanted = self.classes[type(self.config)]
+        if not isinstance(model, wanted):
+            raise UserError(
+                f"the model in the folder {self.name!r} is a {type(model).__name__}, and this task needs a "
+                f"{wanted.__name__}; give a folder of save_pretrained (a run's model/) instead"
+            )
+        names = self._resized_head(model)
+        if names:
+            self._note_new_head(names)
+        for field in ("id2label", "label2id", "problem_type"):
+            setattr(model.config, field, copy.deepcopy(getattr(self.config, field)))
+        model.num_labels = self.config.num_labels
+        return model
+
+    def _resized_head(self, model: Any) -> list[str]:
+        """Replace the layers whose size follows the number of labels, where that differs; returns their parameters."""
+        if model.config.num_labels == self.config.num_labels:
+            return []
+        with torch.device("meta"):
+            old, new = (type(model)(copy.deepcopy(config)) for config in (model.config, self.config))
+        shapes = {name: parameter.shape for name, parameter in old.named_parameters()}
+        names = [name for name, parameter in new.named_parameters() if parameter.shape != shapes[name]]
+        for path in {name.rpartition(".")[0] for name in names}:
+            layer = model.get_submodule(path)
+            if not isinstance(layer, torch.nn.Linear):
+                raise UserError(f"the head of {self.name!r} is a {type(layer).__name__}, which cannot be resized")
+            head = torch.nn.Linear(layer.in_features, self.config.num_labels, layer.bias is not None)
+            model._init_weights(head)
+            model.set_submodule(path, head)
+        return names
+
+    def _note_new_head(self, names: Collection[str]) -> None:
+        self.notes.append(
+            f"the head of {self.name} has another size than {self.config.num_labels} labels need; a new one starts "
+            f"from random values: {', '.join(names)}"
+        )
 
     @contextmanager
     def _loading(self, what: str) -> Iterator[None]:
@@ -115,33 +181,11 @@ class Pretrained:
             with quiet():
                 yield
         except (OSError, ValueError, SafetensorError, HfHubHTTPError, ImportError) as error:
-            raise UserError(self._sentence(what, error)) from error
-
-    def _sentence(self, what: str, error: Exception) -> str:
-        causes = _causes(error)
-        if any("trust_remote_code" in str(cause) for cause in causes):
-            return f"the model {self.name!r} runs its own code; allow that with --trust-remote-code if you trust it"
-        if what == "tokenizer" and any("sentencepiece" in str(c) or "tiktoken" in str(c) for c in causes):
-            return f"the tokenizer of {self.name!r} cannot be read; it may need: pip install sentencepiece protobuf"
-        if Path(self.name).is_dir():
-            missing = what == "config" and not (Path(self.name) / "config.json").is_file()
-            said = "there is no config.json" if missing else first_line(error)
-            return f"cannot load the {what} of the model in the folder {self.name!r}: {said}"
-        close = nearest(self.name, PAPER_MODELS) or nearest(self.name, (m.split("/")[1] for m in PAPER_MODELS))
-        if _any(causes, GatedRepoError):
-            return f"the model {self.name!r} is gated; accept its terms on the hub and run `hf auth login`"
-        if _any(causes, RepositoryNotFoundError, HFValidationError):
-            return f"{self.name!r} is neither a local folder nor a model on the hub{close}"
-        if _any(causes, LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError):
-            return (
-                f"{self.name!r} is no local folder, and the hub cannot be reached; give a folder with --model DIR, "
-                f"or fetch it where there is a network: `hf download {self.name} --local-dir DIR`{close}"
-            )
-        return f"cannot load the {what} of {self.name!r} from the hub: {first_line(error)}{close}"
+            raise UserError(sentence(self.name, what, error)) from error
 
 
 def name_labels(names: tuple[str, ...] | None) -> dict[str, Any]:
-    """The fields of a configuration that make a saved model say these labels; None is regression."""
+    """The fields of a configuration that name a model's classes; None is regression."""
     if names is None:
         return {"num_labels": 1, "problem_type": "regression", "id2label": {0: "score"}, "label2id": {"score": 0}}
     return {
@@ -152,37 +196,11 @@ def name_labels(names: tuple[str, ...] | None) -> dict[str, Any]:
     }
 
 
-def _located(name: str) -> str:
-    """The name, once it is clear that it is a folder that exists or can be a name on the hub."""
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return str(path)
-    looks_like_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name or path.is_file()
-    if looks_like_path or (path.parent != Path() and path.parent.is_dir()):
-        if path.is_file():
-            raise UserError(f"the model {name!r} is a file; give the folder that holds config.json and the weights")
-        known = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
-        raise UserError(f"the model folder {name!r} does not exist{nearest(path.name, known)}")
-    return name
-
-
-def _causes(error: BaseException | None) -> list[BaseException]:
-    found: list[BaseException] = []
-    while error is not None and error not in found:
-        found.append(error)
-        error = error.__cause__ or error.__context__
-    return found
-
-
-def _any(causes: list[BaseException], *kinds: type[BaseException]) -> bool:
-    return any(isinstance(cause, kinds) for cause in causes)
-
-
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Only errors from transformers: that a head is new is expected.
+    """Show only errors of transformers, and none of its progress bars except those of downloads.
 
-    Its progress bars go too. It switches those of the hub's client with its own; downloads keep theirs.
+    transformers switches the bars of the hub's client together with its own, so these are switched on again.
     """
     level = transformers_logging.get_verbosity()
     bars = transformers_logging.is_progress_bar_enabled() and not are_progress_bars_disabled()

@@ -1,4 +1,4 @@
-"""Sentences and pairs of sentences with a label: what GLUE and the user's own texts share."""
+"""Classification and regression of texts and pairs of texts: the part that GLUE and the user's own texts share."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from datasets import Dataset
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
 
 from platon.lab.errors import UserError
-from platon.lab.tasks import source
+from platon.lab.tasks import dataset
+from platon.lab.tasks.dataset import Split
 from platon.lab.tasks.metrics import chance, score
 from platon.lab.tasks.model import Pretrained, name_labels
-from platon.lab.tasks.source import Split
-from platon.lab.tasks.task import Prepared, Request, Task
+from platon.lab.tasks.task import Prepared, Request, Rows, Task
 
-#: The authors' length for GLUE; batches are padded to their longest row only, so it costs nothing on short texts.
+#: The authors' length for GLUE. Batches are padded to their longest row only, so it costs nothing on short texts.
 MAX_LENGTH = 512
 
 
@@ -30,7 +30,7 @@ def prepare(
     names: tuple[str, ...] | None,
     metrics: tuple[str, ...],
 ) -> Prepared:
-    """Check, tokenise and score these splits ("train" and those to evaluate); names None is regression."""
+    """Check and tokenise these splits ("train", if any, and those to evaluate); names None is regression."""
     for split in splits.values():
         split.require((*texts, label))
         for column in texts:
@@ -44,31 +44,32 @@ def prepare(
     length = allowed_length(request.max_length, MAX_LENGTH, tokenizer, pretrained.config)
 
     used = {name: s.take(request.train_rows if name == "train" else request.eval_rows) for name, s in splits.items()}
-    fingerprint = source.digest(used, (*texts, label))
+    fingerprint = dataset.digest(used, (*texts, label))
     encode = partial(_encode, tokenizer=tokenizer, texts=texts, label=label, length=length, regression=names is None)
     rows = {name: tokenise(split.rows, encode, f"{fingerprint[:16]}-{name}") for name, split in used.items()}
-    train = rows.pop("train")
+    evaluation: dict[str, Rows] = {name: one for name, one in rows.items() if name != "train"}
     return Prepared(
         build=pretrained.build,
-        train=train,
-        evaluation=dict(rows),
+        train=rows.get("train", ()),
+        evaluation=evaluation,
         collate=DataCollatorWithPadding(tokenizer),
         score=partial(score, metrics=metrics, regression=names is None),
-        chance={name: chance(r["labels"][:], metrics, regression=names is None) for name, r in rows.items()},
+        chance={name: chance(rows[name]["labels"][:], metrics, regression=names is None) for name in evaluation},
         metrics=metrics,
         fingerprint=fingerprint,
         processor=tokenizer,
-        lengths=lengths(train=train, **rows),
+        lengths=lengths(rows),
+        notes=pretrained.notes,
     )
 
 
-def lengths(**rows: Dataset) -> dict[str, list[int]]:
-    """Tokens of each row."""
-    return {name: pc.list_value_length(own.data.column("input_ids")).to_pylist() for name, own in rows.items()}
+def lengths(splits: Mapping[str, Dataset]) -> dict[str, list[int]]:
+    """The token counts of the rows of each split."""
+    return {name: pc.list_value_length(rows.data.column("input_ids")).to_pylist() for name, rows in splits.items()}
 
 
 def allowed_length(asked: int | None, usual: int, tokenizer: PreTrainedTokenizerBase, config: Any) -> int:
-    """The asked or usual length in tokens, within what the model can take."""
+    """The asked or usual length in tokens, at most the model's maximum."""
     limits = (tokenizer.model_max_length, getattr(config, "max_position_embeddings", None))
     limit = min(int(n) for n in (*limits, 2**31) if n is not None and n > 0)
     if asked is not None and asked > limit:
@@ -77,11 +78,11 @@ def allowed_length(asked: int | None, usual: int, tokenizer: PreTrainedTokenizer
 
 
 def tokenise(rows: Dataset, encode: Any, name: str, *, numbered: bool = False) -> Dataset:
-    """The encoded rows, held in memory: nothing goes into a cache, so nothing needs a hash of the tokenizer.
+    """The encoded rows, kept in memory: `datasets` writes no cache file and need not hash the tokenizer.
 
     `encode` takes a batch, and the rows' numbers as well when `numbered`.
     """
-    with source.quiet():
+    with dataset.quiet():
         return rows.map(
             encode,
             batched=True,

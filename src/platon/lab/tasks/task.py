@@ -1,9 +1,9 @@
-"""The concept of a task: a request for data and model goes in, what training needs comes out."""
+"""What a task is: a request for data and a model goes in, everything that training and evaluation need comes out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Rows(Protocol):
-    """A map-style dataset: datasets.Dataset or torch's."""
+    """A dataset with a length and numbered rows, as `datasets.Dataset` and torch's are."""
 
     def __len__(self) -> int: ...
 
@@ -27,7 +27,7 @@ class Request:
     """What the user asks of the data and of the model; ``None`` leaves it to the task.
 
     data: a local folder in the hub's layout, or the user's own file or folder; None is the hub.
-    model: a hub name or a local folder; None is the task's own choice.
+    model: a hub name or a local folder; None is the task's default.
     train_rows, eval_rows: use so many rows only: a fixed random subset, the same whatever the training seed.
     holdout: the share of the user's own training file that becomes validation when there is no validation file.
     augment: random crops and flips of training images. Off by default: the paper names none.
@@ -47,30 +47,48 @@ class Request:
     augment: bool = False
     trust_remote_code: bool = False
 
+    # Whether nothing is trained; a property of the class and no field, see EvaluationRequest.
+    evaluation_only = False
+
     def __post_init__(self) -> None:
-        """Numbers that can never be right are refused here, once for all tasks."""
+        """Refuse numbers that no task can use."""
         for name in ("max_length", "stride", "image_size", "train_rows", "eval_rows"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name} must be at least 1, got {value}")
-        if not 0 < self.holdout < 1:
+        if not (0 < self.holdout < 1 or (self.evaluation_only and self.holdout == 1)):
             raise UserError(f"holdout must be between 0 and 1, got {self.holdout}; write 0.1 for 10 %")
+
+    def for_evaluation(self, model: Path, data: Path | None = None) -> EvaluationRequest:
+        """The request that evaluates a trained model: on the rows of this request, or on every row of other data."""
+        request = EvaluationRequest(**{**vars(self), "model": str(model)})
+        return request if data is None else replace(request, data=data, eval_rows=None, holdout=1.0)
+
+
+@dataclass(frozen=True)
+class EvaluationRequest(Request):
+    """A request without training rows; the classes are those that the model names in its configuration."""
+
+    evaluation_only = True
 
 
 @dataclass
 class Prepared:
     """What training and evaluation need of a task.
 
-    build: a fresh model; new heads are drawn from torch's global generator, so seed it first.
+    build: a new model. New heads are drawn from torch's global generator, so seed it first.
+    train: the training rows; empty where only evaluation was asked for.
     evaluation: split name -> rows. The first split and the first metric are the headline.
     collate: list of rows -> batch of tensors.
     score: (split, predictions, labels) -> metrics as fractions (1.0 is perfect, never NaN). The arrays are what Trainer
-        gathers, in the order of the split's rows: SQuAD finds its texts by it.
-    chance: split -> metrics that the best constant answer would reach: what a model that learned nothing cannot pass.
+        gathers, in the order of the split's rows.
+    chance: split -> metrics of the best constant answer, which a model that learned nothing cannot exceed.
     fingerprint: SHA-256 of the rows and columns used: the same for the hub and for local files.
     processor: the tokenizer or image processor to save beside the model.
-    lengths: "train" or split name -> token counts of its rows, for batches of like length; empty where all are equal.
+    lengths: "train" or split name -> token counts of its rows, for batches of similar length; empty if all are equal.
     label_names: TrainingArguments(label_names=...).
+    counts: split -> examples in it, where a row is only a part of an example (SQuAD); otherwise the rows are counted.
+    notes: sentences for the user about the model that `build` made, for example that its head is new.
     """
 
     build: Callable[[], PreTrainedModel]
@@ -84,12 +102,21 @@ class Prepared:
     processor: Any = None
     lengths: dict[str, list[int]] = field(default_factory=dict)
     label_names: tuple[str, ...] = ("labels",)
+    counts: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Count the rows where the task counted nothing else."""
+        self.counts = {split: len(rows) for split, rows in self.evaluation.items()} | self.counts
 
     def batch(self, rows: int = 8) -> dict[str, Any]:
-        """The first rows of the first split, as the model takes them, without their labels."""
+        """The first rows of the first evaluation split as a batch for the model, without labels."""
         split = next(iter(self.evaluation.values()))
         made = self.collate([split[number] for number in range(min(rows, len(split)))])
         return {name: tensor for name, tensor in made.items() if name not in self.label_names}
+
+
+Prepare = Callable[["Task", Request], Prepared]
 
 
 @dataclass(frozen=True)
@@ -98,20 +125,26 @@ class Task:
 
     metrics: the first is the headline. A user's own texts with numbers as labels are scored by correlation instead.
     kind: the hub's name for it (pipeline tag).
-    family: the module of this package with ``prepare(task, request)``; it is imported on first use, for it needs torch.
+    preparation: the function that reads the data and loads the model; or where it is, as "package.module:function",
+        to be imported on first use, so that listing the tasks does not import torch.
     splits: what is evaluated, where it exists; the first is the headline.
-    model: what is trained when the user names none; None is a small one built from config.
+    model: what is trained when the user names none; None is a small model built from a configuration.
+    defaults: settings whose default differs for this task.
     """
 
     name: str
     title: str
     metrics: tuple[str, ...]
     kind: str
-    family: str
+    preparation: Prepare | str
     splits: tuple[str, ...] = ("validation",)
     model: str | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def prepare(self, request: Request) -> Prepared:
         """Read and check the data, tokenise or decode it, and say how to build and score the model."""
-        prepared: Prepared = import_module(f"platon.lab.tasks.{self.family}").prepare(self, request)
-        return prepared
+        if not isinstance(self.preparation, str):
+            return self.preparation(self, request)
+        module, _, name = self.preparation.partition(":")
+        prepare: Prepare = getattr(import_module(module), name)
+        return prepare(self, request)

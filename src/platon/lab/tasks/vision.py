@@ -1,4 +1,4 @@
-"""CIFAR-100, ImageNet and the user's own images."""
+"""The tasks `cifar100`, `imagenet` and `images`, the user's own."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ from transformers import (
 )
 
 from platon.lab.errors import UserError
+from platon.lab.tasks.dataset import HubDataset, Split, first_line, listing
+from platon.lab.tasks.image import ColumnStore, ImageDataset, digest, read_folder
 from platon.lab.tasks.metrics import chance, score
 from platon.lab.tasks.model import Pretrained, name_labels
-from platon.lab.tasks.picture import Column, Pictures, digest, read_folder
-from platon.lab.tasks.source import Source, Split, first_line, listing
 from platon.lab.tasks.task import Prepared, Request, Task
 
 
 @dataclass(frozen=True)
 class Layout:
-    """An image dataset of the hub and its columns; `folders` are where a local copy with a folder a class may lie."""
+    """An image dataset of the hub and its columns.
 
-    source: Source
+    folders: where a local copy with one folder for each class may be, instead of the hub's files.
+    """
+
+    dataset: HubDataset
     image: str
     label: str
     classes: int
@@ -41,10 +44,10 @@ class Layout:
 
 LAYOUTS = {
     "cifar100": Layout(
-        Source("uoft-cs/cifar100", None, ("cifar100", "cifar100/cifar100", ".")), "img", "fine_label", 100
+        HubDataset("uoft-cs/cifar100", None, ("cifar100", "cifar100/cifar100", ".")), "img", "fine_label", 100
     ),
     "imagenet": Layout(
-        Source("ILSVRC/imagenet-1k", None, ("imagenet/data", "imagenet-1k/data", "imagenet", "data", ".")),
+        HubDataset("ILSVRC/imagenet-1k", None, ("imagenet/data", "imagenet-1k/data", "imagenet", "data", ".")),
         "image",
         "label",
         1000,
@@ -54,40 +57,41 @@ LAYOUTS = {
 
 
 def prepare(task: Task, request: Request) -> Prepared:
-    """Images from the hub, from its parquet files, or from a folder a class."""
-    splits, names = _read(task, request.data)
+    """Images from the hub, from its parquet files, or from one folder for each class."""
+    splits, names = _read(task, request)
     labels = name_labels(names)
-    model: Scratch | Resizable
+    model: RandomViT | Resizable
     if request.model is None and task.model is None:
-        model = Scratch(small_vit(request.image_size or 32, **labels))
+        model = RandomViT(small_vit(request.image_size or 32, **labels))
     else:
         model = Resizable(task, request, **labels)
     processor = model.processor()
     splits = {
         name: replace(
-            pictures.take(request.train_rows if name == "train" else request.eval_rows),
+            images.take(request.train_rows if name == "train" else request.eval_rows),
             processor=processor,
             augment=request.augment and name == "train",
         )
-        for name, pictures in splits.items()
+        for name, images in splits.items()
     }
     fingerprint = digest(splits)
-    train = splits.pop("train")
+    train = splits.pop("train", None)
     return Prepared(
         build=model.build,
-        train=train,
+        train=() if train is None else train,
         evaluation=dict(splits),
         collate=default_data_collator,
         score=partial(score, metrics=task.metrics),
-        chance={name: chance(pictures.used_labels(), task.metrics) for name, pictures in splits.items()},
+        chance={name: chance(images.used_labels(), task.metrics) for name, images in splits.items()},
         metrics=task.metrics,
         fingerprint=fingerprint,
         processor=processor,
+        notes=model.notes,
     )
 
 
 def small_vit(image_size: int, **labels: Any) -> ViTConfig:
-    """2.7 M weights in 6 layers: what two cores can train on 32 px images."""
+    """2.7 M weights in 6 layers: small enough to train on a CPU with images of 32 px."""
     return ViTConfig(
         image_size=image_size,
         patch_size=4,
@@ -95,20 +99,20 @@ def small_vit(image_size: int, **labels: Any) -> ViTConfig:
         num_hidden_layers=6,
         num_attention_heads=3,
         intermediate_size=768,
-        initializer_range=0.05,  # as for digits: 0.02 is made for wider models
+        initializer_range=0.05,  # the usual 0.02 suits wider models; see digits_vit
         **labels,
     )
 
 
-class Scratch:
-    """A ViT built from config, with random weights."""
+class RandomViT:
+    """A ViT with random weights, built from a configuration; the counterpart of `Pretrained`."""
 
     def __init__(self, config: ViTConfig, **settings: Any) -> None:
-        """`settings` are the image processor's, beside the size."""
-        self.config, self.settings = config, settings
+        """`settings` are those of the image processor, except its size."""
+        self.config, self.settings, self.notes = config, settings, list[str]()
 
     def processor(self) -> Any:
-        """An image processor for its size."""
+        """An image processor for the model's image size."""
         size: Any = self.config.image_size
         return ViTImageProcessorPil(size={"height": size, "width": size}, **self.settings)
 
@@ -121,7 +125,7 @@ class Resizable(Pretrained):
     """A pre-trained model for images of the size that the user asks for."""
 
     def __init__(self, task: Task, request: Request, **config: Any) -> None:
-        """Refuse a size that the model cannot take."""
+        """Refuse an image size that is not a multiple of the model's patch size."""
         super().__init__(task, request, **config)
         self.size = request.image_size
         patch = getattr(self.config, "patch_size", None)
@@ -129,19 +133,19 @@ class Resizable(Pretrained):
             raise UserError(f"image_size {self.size} is not a multiple of the patch size {patch} of {self.name!r}")
 
     def processor(self, **changes: Any) -> Any:
-        """The model's own, set to the size."""
+        """The image processor saved with the model, set to the asked size."""
         processor = super().processor(**changes)
         if self.size is None:
             return processor
         square = {"height": self.size, "width": self.size}
-        # Those that scale the shorter side and cut out the middle keep doing so.
+        # Some processors scale the shorter side and crop the centre; others scale both sides.
         changes = {"size": square if "height" in processor.size else {"shortest_edge": self.size}}
         if getattr(processor, "do_center_crop", False):
             changes["crop_size"] = square
         return super().processor(**changes)
 
     def build(self) -> PreTrainedModel:
-        """The weights; position embeddings are interpolated once, so that the saved model needs no special call."""
+        """The model; position embeddings are interpolated once, here, so that the saved model is an ordinary one."""
         model = super().build()
         if self.size is not None and self.size != model.config.image_size:
             resize_positions(model, self.size)
@@ -166,31 +170,36 @@ def resize_positions(model: PreTrainedModel, size: int) -> None:
     model.config.image_size = size
 
 
-def _read(task: Task, data: Path | None) -> tuple[dict[str, Pictures], tuple[str, ...]]:
-    layout = LAYOUTS.get(task.name)
+def _read(task: Task, request: Request) -> tuple[dict[str, ImageDataset], tuple[str, ...]]:
+    """The splits, and the names of the classes in order."""
+    layout, data = LAYOUTS.get(task.name), request.data
     if layout is None and data is None:
         raise UserError(
             "the task images needs your data: give a folder with train/CLASS/ and validation/CLASS/ with --data"
         )
-    if data is not None and (layout is None or layout.folders):
-        found = read_folder(data, layout.folders if layout else (".",))
-        if found is not None:
-            return found
     if layout is None:
         assert data is not None
-        raise UserError(f"{data} has no folder train with a folder for each class; it holds: {listing(data)}")
-    evaluation = task.splits[0]
-    splits = layout.source.read(data, {"train": True, evaluation: True})
-    pictures = {}
+        classes = Pretrained(task, request).labels() if request.evaluation_only else None
+        found = read_folder(data, (".",), classes)
+        if found is None:
+            raise UserError(f"{data} has no folder train with a folder for each class; it holds: {listing(data)}")
+        return found
+    if data is not None and layout.folders:
+        found = read_folder(data, layout.folders)
+        if found is not None:
+            return found
+    wanted = {} if request.evaluation_only else {"train": True}
+    splits = layout.dataset.read(data, wanted | {task.splits[0]: True})
+    images = {}
     for name, split in splits.items():
         split.require((layout.image, layout.label)).require_labels(layout.label, layout.classes)
         labels = split.rows.data.column(layout.label).to_numpy().astype(np.int64)
-        pictures[name] = Pictures(Column(split, layout.image), labels, np.arange(len(labels)))
-    return pictures, _names(splits["train"], layout)
+        images[name] = ImageDataset(ColumnStore(split, layout.image), labels, np.arange(len(labels)))
+    return images, _names(next(iter(splits.values())), layout)
 
 
 def _names(split: Split, layout: Layout) -> tuple[str, ...]:
-    """The classes as the hub names them, from a list beside the local file, or else as numbers."""
+    """The classes' names: the hub's, those in a list beside the local file, or numbers."""
     feature = split.rows.features[layout.label]
     if isinstance(feature, datasets.ClassLabel):
         return tuple(feature.names)

@@ -1,4 +1,4 @@
-"""Images, decoded when they are asked for: in memory are only the bytes of parquet files, and the paths of others."""
+"""Datasets of images, decoded on access: memory holds only the bytes of parquet files, or the paths of files."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from platon.lab.errors import UserError
-from platon.lab.tasks.source import Split, existing_folder, listing, subset
+from platon.lab.tasks.dataset import Split, existing_folder, listing, subset
 
 SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
-HASHED = 2**30  # bytes
+HASHED = 2**30  # bytes of images that go into a fingerprint
+VALIDATION = ("validation", "val", "valid", "test")
 
 
 class Store(Protocol):
-    """Compressed images by number."""
+    """Compressed images by number: their sizes in bytes, their content, and where each is, for error messages."""
 
     def sizes(self) -> NDArray[np.int64]: ...
 
@@ -35,26 +36,23 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True)
-class Files:
-    """Images as files."""
+class FileStore:
+    """Images in files."""
 
     paths: Sequence[Path]
 
     def sizes(self) -> NDArray[np.int64]:
-        """Bytes of each."""
         return np.array([path.stat().st_size for path in self.paths], dtype=np.int64)
 
     def read(self, index: int) -> bytes:
-        """The file's content."""
         return self.paths[index].read_bytes()
 
     def where(self, index: int) -> str:
-        """The file's name."""
         return str(self.paths[index])
 
 
-class Column:
-    """Images as a column of the hub's kind: bytes, and the path that they once had."""
+class ColumnStore:
+    """Images in a column of a dataset, as the hub stores them: a struct of bytes and the path of the original file."""
 
     def __init__(self, split: Split, name: str) -> None:
         """The column must exist and hold images."""
@@ -64,29 +62,27 @@ class Column:
             pa.types.is_binary(fields["bytes"]) or pa.types.is_large_binary(fields["bytes"])
         ):
             raise UserError(f"column {name!r} of {split.where} must hold images (their bytes), but holds {kind}")
-        # Straight from the arrow table, so that nothing decodes the images on the way.
+        # From the arrow table itself: `datasets` would decode the images.
         self.bytes, self.place = pc.struct_field(split.rows.data.column(name), "bytes"), split.where
 
     def sizes(self) -> NDArray[np.int64]:
-        """Bytes of each: from the offsets, so the images themselves are not read."""
+        # arrow takes the lengths from its offsets and does not read the images.
         return np.asarray(pc.binary_length(self.bytes).fill_null(0).to_numpy(), dtype=np.int64)
 
     def read(self, index: int) -> bytes:
-        """The stored bytes."""
         return self.bytes[index].as_py() or b""
 
     def where(self, index: int) -> str:
-        """Row and file."""
         return f"row {index} of {self.place}"
 
 
 @dataclass
-class Pictures(torch.utils.data.Dataset[dict[str, Any]]):
+class ImageDataset(torch.utils.data.Dataset[dict[str, Any]]):
     """Images with labels, turned into pixels on access.
 
     picks: the rows of the store that are used.
-    augment: show a random part of each image, mirrored or not: a function of (epoch, row) alone, so a resumed run sees
-        the same images. `accelerate` calls `set_epoch`.
+    augment: crop each image at random and mirror half of them. The choice depends on (epoch, row) alone, so a resumed
+        run sees the same images. `accelerate` calls `set_epoch`.
     """
 
     store: Store
@@ -97,11 +93,9 @@ class Pictures(torch.utils.data.Dataset[dict[str, Any]]):
     epoch: int = 0
 
     def __len__(self) -> int:
-        """How many are used."""
         return len(self.picks)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Pixels and label."""
         row = int(self.picks[index])
         image = decode(self.store, row)
         if self.augment:
@@ -110,17 +104,17 @@ class Pictures(torch.utils.data.Dataset[dict[str, Any]]):
         return {"pixel_values": pixels, "labels": int(self.labels[row])}
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw other random parts from now on."""
+        """Augment differently from now on."""
         self.epoch = epoch
 
-    def take(self, count: int | None) -> Pictures:
-        """A subset of so many, always the same one."""
+    def take(self, count: int | None) -> ImageDataset:
+        """A random subset of so many images, the same every time."""
         if count is None or count >= len(self):
             return self
         return replace(self, picks=self.picks[subset(len(self), count)])
 
     def used_labels(self) -> NDArray[np.int64]:
-        """In the order of the rows."""
+        """The labels of the used rows, in their order."""
         return self.labels[self.picks]
 
 
@@ -139,7 +133,7 @@ def _opening(store: Store, row: int) -> Iterator[None]:
 
 
 def crop(image: Image.Image, random: np.random.Generator) -> Image.Image:
-    """A random part with the same proportions and 64 to 100 % of the area, in half of the cases mirrored."""
+    """A random crop with the same proportions and 64 to 100 % of the area, mirrored in half of the cases."""
     share = np.sqrt(random.uniform(0.64, 1))
     width, height = (max(1, round(side * share)) for side in image.size)
     left, top = random.integers(0, image.width - width + 1), random.integers(0, image.height - height + 1)
@@ -147,10 +141,10 @@ def crop(image: Image.Image, random: np.random.Generator) -> Image.Image:
     return part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if random.random() < 0.5 else part
 
 
-def digest(splits: Mapping[str, Pictures]) -> str:
-    """SHA-256 of labels, sizes and bytes, and a first check that the images open.
+def digest(splits: Mapping[str, ImageDataset]) -> str:
+    """SHA-256 of labels, sizes and bytes; images that do not open are found on the way.
 
-    All bytes up to a gigabyte; of larger data those of every n-th image, for reading all of ImageNet takes an hour.
+    Up to a gigabyte all bytes are read; of larger data those of every n-th image, because all of ImageNet take an hour.
     """
     sha = hashlib.sha256()
     for name, pictures in splits.items():
@@ -165,26 +159,49 @@ def digest(splits: Mapping[str, Pictures]) -> str:
     return sha.hexdigest()
 
 
-def read_folder(data: Path, places: Sequence[str]) -> tuple[dict[str, Pictures], tuple[str, ...]] | None:
-    """Training and validation images from a folder a class, and the classes; None when no place has a train folder."""
+def read_folder(
+    data: Path, places: Sequence[str], classes: tuple[str, ...] | None = None
+) -> tuple[dict[str, ImageDataset], tuple[str, ...]] | None:
+    """Training and validation images from one folder for each class, and the classes; None without a train folder.
+
+    With the `classes` of a trained model, only its validation images are read.
+    """
     existing_folder(data)
+    if classes is not None:
+        root = next((data / place for place in places if _validation_of(data / place)), None)
+        # A folder without a folder for validation may hold the folders of the classes itself.
+        folder = data if root is None else _validation_of(root)
+        assert folder is not None
+        return {"validation": _read_classes(folder, classes, "the model does not know")}, classes
     root = next((data / place for place in places if (data / place / "train").is_dir()), None)
     if root is None:
         return None
-    validation = next((root / n for n in ("validation", "val", "valid", "test") if (root / n).is_dir()), None)
+    validation = _validation_of(root)
     if validation is None:
         raise UserError(f"{root} has no validation folder (validation, val or test); it holds: {listing(root)}")
-    classes = tuple(sorted(p.name for p in (root / "train").iterdir() if p.is_dir() and not p.name.startswith(".")))
-    found = {}
-    for name, folder in {"train": root / "train", "validation": validation}.items():
-        paths, labels = [], []
-        for place in sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")):
-            if place.name not in classes:
-                raise UserError(f"{place} is a class that training does not have: {listing(root / 'train')}")
-            files = sorted(p for p in place.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
-            paths += files
-            labels += [classes.index(place.name)] * len(files)
-        if not paths:
-            raise UserError(f"{folder} has no images in folders named after their classes; it holds: {listing(folder)}")
-        found[name] = Pictures(Files(paths), np.array(labels), np.arange(len(paths)))
-    return found, classes
+    classes = tuple(path.name for path in _folders(root / "train"))
+    folders = {"train": root / "train", "validation": validation}
+    return {name: _read_classes(place, classes, "training does not have") for name, place in folders.items()}, classes
+
+
+def _validation_of(root: Path) -> Path | None:
+    return next((root / name for name in VALIDATION if (root / name).is_dir()), None)
+
+
+def _folders(place: Path) -> list[Path]:
+    return sorted(path for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _read_classes(folder: Path, classes: tuple[str, ...], unknown: str) -> ImageDataset:
+    """The images below a folder with one folder for each class."""
+    paths, labels = [], []
+    for place in _folders(folder):
+        files = sorted(p for p in place.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+        if place.name not in classes:
+            shown = ", ".join(classes[:8]) + (f" and {len(classes) - 8} more" if len(classes) > 8 else "")
+            raise UserError(f"{place} is a class that {unknown}: {shown}")
+        paths += files
+        labels += [classes.index(place.name)] * len(files)
+    if not paths:
+        raise UserError(f"{folder} has no images in folders named after their classes; it holds: {listing(folder)}")
+    return ImageDataset(FileStore(paths), np.array(labels), np.arange(len(paths)))

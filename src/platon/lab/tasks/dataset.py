@@ -1,7 +1,7 @@
-"""Where rows come from: the hub, or local files in its layout. Both give the same rows with the same columns.
+"""Datasets from the hub, or from local parquet files in the hub's layout: both give the same rows and columns.
 
-Nothing is written next to the user's files: local parquet is read into memory, and only what is too large for that goes
-through the cache of `datasets`.
+Nothing is written beside the user's files: local parquet is read into memory. Only files too large for that go through
+the cache of `datasets`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IN_MEMORY = 2**30  # bytes of parquet; CIFAR-100 has 0.15 GB, ImageNet 150
 
 @dataclass(frozen=True)
 class Split:
-    """Rows, and the words for where they are when something is wrong with them."""
+    """The rows of a split, and where they come from, for error messages."""
 
     rows: Dataset
     where: str
@@ -78,15 +78,15 @@ class Split:
             )
 
     def take(self, count: int | None) -> Split:
-        """A subset of so many rows, in their order: always the same one."""
+        """A random subset of so many rows in their order, the same every time."""
         if count is None or count >= len(self.rows):
             return self
         return replace(self, rows=self.rows.select(subset(len(self.rows), count)))
 
 
 @dataclass(frozen=True)
-class Source:
-    """A dataset of the hub, and where its files may lie in a local folder: the first place that has any counts."""
+class HubDataset:
+    """A dataset of the hub, and the folders of a local copy that may hold its files: the first with any is read."""
 
     hub: str
     config: str | None
@@ -139,13 +139,13 @@ def existing_folder(data: Path) -> None:
 
 
 def listing(folder: Path) -> str:
-    """What a folder holds, short enough for a sentence."""
+    """The names in a folder, at most eight of them."""
     names = sorted(p.name for p in folder.iterdir())
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "") if names else "nothing"
 
 
 def parquet_files(folder: Path, split: str) -> list[Path]:
-    """One file a split, or the hub's own `train-00000-of-00002.parquet`."""
+    """`train.parquet`, or the hub's own shards, `train-00000-of-00002.parquet` …"""
     single = folder / f"{split}.parquet"
     return [single] if single.is_file() else sorted(folder.glob(f"{split}-*.parquet"))
 
@@ -175,12 +175,12 @@ def _reading(file: Path) -> Iterator[None]:
 
 
 def subset(rows: int, count: int) -> np.ndarray:
-    """`count` of `rows` indices, ascending. RandomState's stream is frozen: the same on every machine and version."""
+    """`count` of `rows` indices, ascending: the same on every machine, for numpy never changes RandomState."""
     return np.sort(np.random.RandomState(0).permutation(rows)[:count])
 
 
 def digest(splits: Mapping[str, Split], columns: Iterable[str]) -> str:
-    """SHA-256 of these columns' values, however the rows are stored."""
+    """SHA-256 of these columns' values; the files' format and shards make no difference."""
     columns = list(columns)
     sha = hashlib.sha256()
     for name, split in splits.items():
@@ -192,14 +192,14 @@ def digest(splits: Mapping[str, Split], columns: Iterable[str]) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """The library's own words, as far as they fit into a sentence."""
+    """The first line of an error's message, or its type where it has none."""
     text = str(error).strip()
     return text.splitlines()[0].rstrip(".") if text else type(error).__name__
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars of `datasets`: preparing takes seconds, and the caller says what goes on."""
+    """Hide the progress bars of `datasets`; preparing takes seconds."""
     shown = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
@@ -211,7 +211,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def silent_hub() -> Iterator[None]:
-    """Only errors from the hub's client: its retries end in one sentence of ours."""
+    """Hide the warnings of the hub's client about retries; a final failure becomes one sentence."""
     level = hub_logging.get_verbosity()
     hub_logging.set_verbosity_error()
     try:
@@ -222,7 +222,7 @@ def silent_hub() -> Iterator[None]:
 
 @contextmanager
 def reaching_hub(name: str) -> Iterator[None]:
-    """Say in one sentence why a dataset of the hub cannot be had."""
+    """Turn the errors of loading a dataset from the hub into one sentence."""
     fetch = f"`hf download {name} --repo-type dataset --local-dir DIR`"
     try:
         with silent_hub():
