@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from platon.deploy.compact import compact
     from platon.deploy.sparse import sparsify
     from platon.deploy.storage import load, save
+    from platon.engine.distillation import Distillation
     from platon.engine.hold import Hold, hold
     from platon.engine.learned import HardConcrete, Movement, SoftMovement
     from platon.engine.pruner import Pruner
@@ -24,6 +25,7 @@ _HOMES = {
     "platon.deploy.compact": ("compact",),
     "platon.deploy.storage": ("load", "save"),
     "platon.deploy.sparse": ("sparsify",),
+    "platon.engine.distillation": ("Distillation",),
     "platon.engine.hold": ("Hold", "hold"),
     "platon.engine.learned": ("HardConcrete", "Movement", "SoftMovement"),
     "platon.engine.pruner": ("Pruner",),
@@ -37,6 +39,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "Constant",
     "Cubic",
+    "Distillation",
     "HardConcrete",
     "Hold",
     "Magnitude",

@@ -1,0 +1,77 @@
+"""What one training pass of the model can learn from its teacher: the terms of the distillation loss."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from platon.engine.hidden import Layers, Taken
+from platon.engine.kind import Kind, Tensors
+from platon.engine.output import IGNORED, setting
+
+
+class Lesson:
+    """The inputs of a pass, what the teacher answered, and which items count.
+
+    Attributes:
+        inputs: by name. `labels` and `num_items_in_batch` may be added later.
+        used: whether a loss was made of it.
+    """
+
+    def __init__(self, model: nn.Module, inputs: dict[str, Any], kind: Kind, output: Any, answer: Any) -> None:
+        """Refuse an answer that does not fit the output."""
+        self.inputs = inputs
+        self.used = False
+        self._kind = kind
+        self._reads_encoder = bool(setting(model, "is_encoder_decoder"))
+        self._answer = kind.read(answer)
+        self._hidden: Tensor | None = None  # one number a row
+        self._rows = len(self._read(output)[0])
+
+    def compare_states(self, layers: Layers, student: Taken, teacher: Taken) -> None:
+        """Add the hidden states of the same pass."""
+        with torch.autocast(student[0][1].device.type, enabled=False):
+            self._hidden = layers.compare(student, teacher, self._rows, self.inputs, self._output_inputs())
+
+    def terms(self, output: Any, temperature: float) -> dict[str, Tensor]:
+        """The loss of the outputs and, where there are any, of the hidden states.
+
+        Both are sums over items by the number of items. Where `num_items_in_batch` is given, as Trainer does, that is
+        the number in all batches of an accumulated step: the task's loss is divided by it too.
+        """
+        ours, inputs = self._read(output), self._output_inputs()
+        assert self._answer is not None
+        with torch.autocast(ours[0].device.type, enabled=False):
+            counts = self._kind.counts(ours, inputs)
+            items = self.inputs.get("num_items_in_batch")
+            number = counts.sum().clamp_min(1) if items is None else torch.as_tensor(items).to(counts.device)
+            losses = self._kind.losses(ours, self._answer, counts, inputs, temperature)
+            found = {"outputs": torch.where(counts, losses, 0.0).sum() / number}
+            if self._hidden is not None:
+                # A row weighs as much as it has items, so that batches of any size add up.
+                found["hidden"] = (self._hidden * counts.reshape(len(counts), -1).sum(1)).sum() / number
+        return found
+
+    def _output_inputs(self) -> dict[str, Any]:
+        """The inputs with the mask of the side that gives the output: the decoder, where there is an encoder too."""
+        if not self._reads_encoder:
+            return self.inputs
+        mask, labels = self.inputs.get("decoder_attention_mask"), self.inputs.get("labels")
+        if mask is None and isinstance(labels, Tensor):
+            mask = labels != IGNORED
+        return {**self.inputs, "attention_mask": mask}
+
+    def _read(self, output: Any) -> Tensors:
+        ours, theirs = self._kind.read(output), self._answer
+        if ours is None or theirs is None or [t.shape for t in ours] != [t.shape for t in theirs]:
+            raise ValueError(
+                f"the model gives {_described(ours)} and the teacher {_described(theirs)}; "
+                "give a teacher for the same task, with the same labels and vocabulary"
+            )
+        return ours
+
+
+def _described(tensors: Tensors | None) -> str:
+    if tensors is None:
+        return "nothing of that kind"
+    return "outputs of shape " + " and ".join(str(tuple(tensor.shape)) for tensor in tensors)
