@@ -144,6 +144,7 @@ IN_PLACE: dict[str, Callable[[Path], None]] = {
     "prune-your-own-model": own_model,
     "prune-in-your-own-trainer": own_trainer,
     "prune-in-a-plain-loop": lambda place: None,
+    "distil": own_trainer,
     "add-a-method": lambda place: None,
     "run-a-sweep": lambda place: None,
     "several-processes": lambda place: None,

@@ -78,6 +78,7 @@ class Distillation:
         self._model = model
         self._lesson: Lesson | None = None
         self._inputs: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        self._by_number: bool | None = None  # whether the model divides its loss by num_items_in_batch; unknown yet
         self._active = False  # inside a training pass
         self._precision: Precision = None
         self._device = torch.device("cpu")
@@ -135,6 +136,8 @@ class Distillation:
             why = "its weight is 0" if self.weight == 0 else "the model has not run in training mode with gradients"
             raise RuntimeError(f"there is no distillation loss: {why}")
         given = {"labels": labels, "num_items_in_batch": num_items_in_batch}
+        if num_items_in_batch is not None:
+            self._by_number = True
         done.inputs |= {name: value for name, value in given.items() if value is not None}
         return self._mixture(done, outputs, task)
 
@@ -195,13 +198,15 @@ class Distillation:
         if layers is not None:
             done.compare_states(layers, taken, shown)
         task = loss_of(output)
+        if task is not None and self._by_number is None:
+            self._by_number = done.divides_by_number(output, task.detach())
         if not takes_loss(output) or (task is None and self.weight < 1):
             return None  # the loop asks for the loss, or a warning follows
         return with_loss(output, self._mixture(done, output, task))
 
     def _mixture(self, done: Lesson, output: Any, task: Tensor | None) -> Tensor:
         """The mixture of the task's loss and the teacher's; without a task's loss, the teacher's alone."""
-        terms = done.terms(output, self.temperature)
+        terms = done.terms(output, self.temperature, self._by_number is not False)
         done.used = True
         loss = terms["outputs"] + self.hidden_weight * terms["hidden"] if "hidden" in terms else terms["outputs"]
         self.terms = {name: term.detach() for name, term in terms.items()}

@@ -55,6 +55,16 @@ def divergence(student: Tensor, teacher: Tensor, counts: Tensor, temperature: fl
     return found.view(counts.shape)
 
 
+@torch.no_grad()
+def cross_entropy(logits: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
+    """The sum of the cross entropies where `counts` is True, without gradients."""
+    flat, wanted = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
+    total = torch.zeros((), dtype=_wide(logits), device=logits.device)
+    for part in torch.split(counts.reshape(-1).nonzero().squeeze(1), _rows_a_chunk(flat)):
+        total += F.cross_entropy(widened(flat[part]), wanted[part], reduction="sum")
+    return total
+
+
 def binary_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """The same for labels that are independent of each other (sigmoid); the mean over the labels of each row."""
     ours, theirs = widened(student) / temperature, widened(teacher) / temperature

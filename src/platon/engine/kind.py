@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from platon.engine import divergence
@@ -48,6 +49,10 @@ class Kind(ABC):
     ) -> Tensor:
         """The loss of each item."""
 
+    def task_loss(self, tensors: Tensors, labels: Tensor, counts: Tensor) -> Tensor | None:
+        """The sum over the items of the usual loss for labels, without gradients; `None`: there is no usual one."""
+        return None
+
 
 class Classes(Kind):
     """Logits of classes that exclude each other: KL divergence at a temperature, times its square."""
@@ -57,6 +62,9 @@ class Classes(Kind):
     ) -> Tensor:
         return divergence.divergence(student[0], teacher[0], counts, temperature)
 
+    def task_loss(self, tensors: Tensors, labels: Tensor, counts: Tensor) -> Tensor | None:
+        return divergence.cross_entropy(tensors[0], labels, counts) if labels.shape == counts.shape else None
+
 
 class Labels(Kind):
     """Logits of labels that are independent of each other: the mean of their binary KL divergences."""
@@ -65,6 +73,10 @@ class Labels(Kind):
         self, student: Tensors, teacher: Tensors, counts: Tensor, inputs: Mapping[str, Any], temperature: float
     ) -> Tensor:
         return divergence.binary_divergence(student[0], teacher[0], temperature)
+
+    def task_loss(self, tensors: Tensors, labels: Tensor, counts: Tensor) -> Tensor | None:
+        logits = divergence.widened(tensors[0].detach())
+        return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype)) * len(labels)
 
 
 class Numbers(Kind):
@@ -76,6 +88,9 @@ class Numbers(Kind):
         self, student: Tensors, teacher: Tensors, counts: Tensor, inputs: Mapping[str, Any], temperature: float
     ) -> Tensor:
         return divergence.squared_error(student[0].unsqueeze(-1), teacher[0].unsqueeze(-1))
+
+    def task_loss(self, tensors: Tensors, labels: Tensor, counts: Tensor) -> Tensor | None:
+        return divergence.squared_error(tensors[0].detach(), labels.view(tensors[0].shape)).sum()
 
 
 class Spans(Kind):
@@ -116,6 +131,9 @@ class NextTokens(Tokens):
         found = torch.zeros_like(given)
         found[:, :-1] = given[:, 1:]  # nothing comes after the last position
         return found
+
+    def task_loss(self, tensors: Tensors, labels: Tensor, counts: Tensor) -> Tensor | None:
+        return super().task_loss(tensors, labels.roll(-1, 1), counts)
 
 
 class Embedding(Kind):

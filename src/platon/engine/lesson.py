@@ -33,24 +33,44 @@ class Lesson:
         with torch.autocast(student[0][1].device.type, enabled=False):
             self._hidden = layers.compare(student, teacher, self._rows, self.inputs, self._output_inputs())
 
-    def terms(self, output: Any, temperature: float) -> dict[str, Tensor]:
-        """The loss of the outputs and, where there are any, of the hidden states.
+    def terms(self, output: Any, temperature: float, by_number: bool) -> dict[str, Tensor]:
+        """The loss of the outputs and, where there are any, of the hidden states: sums over items by their number.
 
-        Both are sums over items by the number of items. Where `num_items_in_batch` is given, as Trainer does, that is
-        the number in all batches of an accumulated step: the task's loss is divided by it too.
+        With `by_number`, they are divided by `num_items_in_batch`, where the model was given it: the number of items
+        in all batches of an accumulated step. Otherwise by their number in this batch.
         """
         ours, inputs = self._read(output), self._output_inputs()
         assert self._answer is not None
         with torch.autocast(ours[0].device.type, enabled=False):
             counts = self._kind.counts(ours, inputs)
-            items = self.inputs.get("num_items_in_batch")
-            number = counts.sum().clamp_min(1) if items is None else torch.as_tensor(items).to(counts.device)
+            number = self._number() if by_number else None
+            number = counts.sum().clamp_min(1) if number is None else number.to(counts.device)
             losses = self._kind.losses(ours, self._answer, counts, inputs, temperature)
             found = {"outputs": torch.where(counts, losses, 0.0).sum() / number}
             if self._hidden is not None:
                 # A row weighs as much as it has items, so that batches of any size add up.
                 found["hidden"] = (self._hidden * counts.reshape(len(counts), -1).sum(1)).sum() / number
         return found
+
+    def divides_by_number(self, output: Any, task: Tensor) -> bool | None:
+        """Whether the task's loss is divided by `num_items_in_batch`; `None` where this pass does not show it.
+
+        Trainer takes it for granted, but some models of transformers (BERT's classifiers) take the number and return
+        the mean of the batch all the same. The distillation loss must follow: the mixture would be another one.
+        """
+        ours, labels, number = self._read(output), self.inputs.get("labels"), self._number()
+        if number is None or not isinstance(labels, Tensor):
+            return None
+        labels, counts = labels.to(task.device), self._kind.counts(ours, self._output_inputs())
+        total, count = self._kind.task_loss(ours, labels, counts), int(counts.sum())
+        if total is None or count in (0, int(number)):
+            return None
+        by_number, by_count = float(total / number), float(total / count)
+        return abs(float(task) - by_number) <= abs(float(task) - by_count)
+
+    def _number(self) -> Tensor | None:
+        number = self.inputs.get("num_items_in_batch")
+        return None if number is None else torch.as_tensor(number)
 
     def _output_inputs(self) -> dict[str, Any]:
         """The inputs with the mask of the side that gives the output: the decoder, where there is an encoder too."""
