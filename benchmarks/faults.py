@@ -38,7 +38,7 @@ import platon.lab.run  # noqa: F401  # before the fork, so that no run imports i
 from platon import cli
 from platon.lab import checkpoint
 from platon.lab.record import read_history, read_record
-from platon.report import figures  # noqa: F401
+from platon.report import run_figure  # noqa: F401
 
 TINY = shlex.split(
     "--train-rows 128 --eval-rows 40 --batch 16 --steps 12 --eval-every 3 --log-every 2 --checkpoint-every 2 "

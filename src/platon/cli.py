@@ -115,7 +115,7 @@ def prune(
     from platon.lab import job
     from platon.lab.run import Say
     from platon.lab.run import prune as run_prune
-    from platon.report.figures import draw_run
+    from platon.report.run_figure import draw_run
 
     record = run_prune(sourced, folder, resume, Say(tell, sys.stderr.isatty()), shrink)
     first, several = job.is_first(), job.size() > 1
@@ -238,7 +238,7 @@ app.command()(speed)
 def show_layers(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
     """Show what a run kept, layer by layer."""
     from platon.lab.record import read_record
-    from platon.report.figures import layer_table
+    from platon.report.layer import layer_table
 
     record = read_record(run)
     rows, columns, cells = layer_table(record["layers"])
@@ -272,12 +272,13 @@ def report(
     Example: [bold]platon report runs --sd --paper[/bold]
     """
     from platon.report import text
-    from platon.report.files import all_tables, write_report
-    from platon.report.runs import read_runs
-    from platon.report.tables import Options
+    from platon.report.reader import read_runs
+    from platon.report.report import make_report
+    from platon.report.result_table import Options
+    from platon.report.writer import write_report
 
-    runs, options = read_runs(folder), Options(sd, paper)
-    for table in all_tables(runs, options):
+    made = make_report(read_runs(folder), Options(sd, paper))
+    for table in made.tables:
         if form is Format.terminal:
             console.print(text.terminal(table))
             for note in table.notes:
@@ -285,10 +286,10 @@ def report(
             console.print()
         else:
             print(text.FORMATS[form][1](table))
-    for note in runs.notes:
+    for note in made.runs.notes:
         errors.print(f"[yellow]note:[/yellow] {escape(note)}")
     target = output or folder / "report"
-    written = write_report(runs, target, options, figures, html)
+    written = write_report(made, target, figures, html)
     page = next(path for path in written if path.suffix == ".html")
     errors.print(f"{len(written)} files in {escape(str(target))}; the page is {escape(str(page))}", style="dim")
 

@@ -26,7 +26,7 @@ from platon.lab import checkpoint
 from platon.lab.record import read_history, read_record
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["platon.cli", "platon.lab.run", "platon.report.figures", "platon.lab.tasks.glue"])
+SERVER.set_forkserver_preload(["platon.cli", "platon.lab.run", "platon.report.run_figure", "platon.lab.tasks.glue"])
 CHILD = """
 import os, resource, sys
 for number, path in ((1, out), (2, err)):

@@ -22,7 +22,8 @@ from transformers import (
 from platon import weights
 from platon.lab.errors import UserError
 from platon.lab.record import append_history, write_json
-from platon.report.figures import draw_run, layer_table
+from platon.report.layer import layer_table
+from platon.report.run_figure import draw_run
 
 
 def record(**changes: Any) -> dict[str, Any]:

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from platon.report.files import write_report
-from platon.report.page import command, page
-from platon.report.runs import read_runs
+from platon.report.command import command
+from platon.report.page import page
+from platon.report.reader import read_runs
+from platon.report.report import make_report
+from platon.report.writer import write_report
 
 Make = Callable[..., Any]
 TIP = "[...document.querySelectorAll('.tip')].filter((tip) => !tip.hidden).map((tip) => tip.innerText).join('|')"
@@ -20,7 +22,7 @@ TIP = "[...document.querySelectorAll('.tip')].filter((tip) => !tip.hidden).map((
 @pytest.fixture(scope="module")
 def file(study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("page") / "out" / "page.html"
-    write_report(read_runs(study), target.parent, figures=False, html=target)
+    write_report(make_report(read_runs(study)), target.parent, figures=False, html=target)
     return target
 
 
@@ -90,7 +92,7 @@ def test_one_run_has_a_page_too(tmp_path: Path, make_record: Make, make_run: Mak
     odd = make_record("text", "platon", 0.2, 0, 60.0, data="</script><b>&'\"") | {"not_converged": "<i>it</i> failed"}
     make_run(tmp_path / "a <b>run", odd)
     target = tmp_path / "page.html"
-    target.write_text(page(read_runs(tmp_path / "a <b>run")), encoding="utf-8")
+    target.write_text(page(make_report(read_runs(tmp_path / "a <b>run"))), encoding="utf-8")
     browser.open(target)
     assert browser.complaints() == []
     assert browser.run("document.querySelector('h1').textContent") == "a <b>run"

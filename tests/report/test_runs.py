@@ -10,8 +10,8 @@ import pytest
 
 from platon.lab.errors import UserError
 from platon.lab.record import write_json
-from platon.report.files import all_tables
-from platon.report.runs import Runs, read_runs
+from platon.report.reader import Runs, read_runs
+from platon.report.report import make_report
 
 Make = Callable[..., Any]
 
@@ -176,4 +176,4 @@ def test_tables_do_not_depend_on_the_order_of_folders(pair: Path, tmp_path: Path
     (tmp_path / "other").mkdir()
     shutil.copytree(pair / "0", tmp_path / "other" / "z")
     shutil.copytree(pair / "1", tmp_path / "other" / "a")
-    assert all_tables(read_runs(pair)) == all_tables(read_runs(tmp_path / "other"))
+    assert make_report(read_runs(pair)).tables == make_report(read_runs(tmp_path / "other")).tables

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from platon.lab import sweep
-from platon.report.files import write_report
-from platon.report.runs import Runs, read_runs
-from platon.report.tables import Options
+from platon.report.reader import Runs, read_runs
+from platon.report.report import make_report
+from platon.report.result_table import Options
+from platon.report.writer import write_report
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +24,7 @@ def runs(study: Path) -> Runs:
 
 
 def test_report_is_made_of_the_records(study: Path, runs: Runs, tmp_path: Path) -> None:
-    for path in write_report(runs, tmp_path, Options(sd=True), figures=False):
+    for path in write_report(make_report(runs, Options(sd=True)), tmp_path, figures=False):
         assert path.read_bytes() == (study / "report" / path.name).read_bytes(), path.name
 
 

@@ -10,17 +10,18 @@ from typing import Any
 import pytest
 
 from platon.report import text
-from platon.report.cells import Table
-from platon.report.compare import comparison
-from platon.report.files import all_tables, write_report
-from platon.report.runs import read_runs
-from platon.report.tables import Options, tables
+from platon.report.comparison import compare, comparison_table
+from platon.report.reader import read_runs
+from platon.report.report import make_report
+from platon.report.result_table import Options
+from platon.report.table import Table
+from platon.report.writer import write_report
 
 Make = Callable[..., Any]
 
 
 def shown(folder: Path, **options: bool) -> dict[str, Table]:
-    return {table.name: table for table in tables(read_runs(folder), Options(**options))}
+    return {table.name: table for table in make_report(read_runs(folder), Options(**options)).results}
 
 
 def grid(table: Table) -> list[list[str]]:
@@ -93,7 +94,7 @@ def test_a_seed_that_did_not_converge_is_never_averaged(mixed: Path) -> None:
     ]
     notes = " ".join(found["glue"].notes)
     assert all(words in notes for words in ("N.A.: did not converge", "(k of n)", "--: not run", "over 3 seeds"))
-    tests = comparison(read_runs(mixed).runs)
+    tests = comparison_table(compare(read_runs(mixed).runs))
     assert tests is not None
     assert [row[:4] for row in grid(tests)[1:]] == [
         ["RTE", "20 %", "PLATON", "ℓ0 regularisation"],
@@ -172,7 +173,8 @@ def test_formats(study: Path) -> None:
 
 def test_a_report_is_the_same_to_the_byte(study: Path, tmp_path: Path) -> None:
     for place in ("one", "two"):
-        write_report(read_runs(study), tmp_path / place, Options(sd=True, paper=True), figures=place == "one")
+        report = make_report(read_runs(study), Options(sd=True, paper=True))
+        write_report(report, tmp_path / place, figures=place == "one")
     ours = {path.name: path.read_bytes() for path in (tmp_path / "one").glob("*.*")}
     assert ours == {path.name: path.read_bytes() for path in (tmp_path / "two").glob("*.*")}
     assert {"tables.md", "tables.tex", "glue.csv", "tests.csv", "numbers.csv", "index.html"} <= set(ours)
@@ -189,7 +191,7 @@ def test_a_report_is_the_same_to_the_byte(study: Path, tmp_path: Path) -> None:
 
 
 def test_what_the_probe_saw_as_numbers(study: Path) -> None:
-    found = {table.name: table for table in all_tables(read_runs(study))}
+    found = {table.name: table for table in make_report(read_runs(study)).tables}
     rows = [row for row in grid(found["churn"])[1:] if row[1] == "20 %"]
     # Fifty looks: 2 % left at each, 0.1 % came back, or 0.4 %.
     assert [row[2:] for row in rows] == [

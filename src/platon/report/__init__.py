@@ -1,1 +1,1 @@
-"""Shows: reads records, never trains."""
+"""Tables, figures and a page from the records of finished runs. Never trains."""

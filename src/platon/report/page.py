@@ -1,51 +1,46 @@
-"""The page: one HTML file for a run or a folder of runs. It asks no network for anything and stores nothing."""
+"""The page of a report: one HTML file that loads nothing from the network and stores nothing."""
 
 from __future__ import annotations
 
 import html
 import json
-import shlex
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from typing import Any
 
-from platon.report.cells import TASKS, Spans, Table, percent
-from platon.report.compare import comparison
-from platon.report.looks import churn_table, variability_table
-from platon.report.runs import Run, Runs
-from platon.report.series import Chart, HeatMap, Series, Violin, Violins, line_number, row_names
-from platon.report.tables import Options, tables
-from platon.report.whole import series
+from platon.report.chart import Chart, Charts, HeatMap, Violin, Violins, colour_number
+from platon.report.command import command
+from platon.report.report import Report
+from platon.report.run import Run
+from platon.report.table import Spans, Table, percent
+from platon.report.task import task_title
 
-COLOURS = 10  # that the style sheet names
+COLOURS = 10  # --c0 to --c9 in page.css
 
 
-def page(runs: Runs, options: Options | None = None, found: Series | None = None) -> str:
-    """The whole file as text."""
-    found = series(runs) if found is None else found
+def page(report: Report) -> str:
+    """The HTML file as text."""
+    data = _data(report.charts)
     sections = [
-        ("tables", "Results", "".join(_table(table) for table in tables(runs, options))),
-        ("curves", "Curves", _group("curves")),
-        ("scores", "Scores", _group("violins") + _group("cdf") + _maybe(variability_table(runs.runs))),
-        ("masks", "Masks", _group("maps", choice=True) + _group("churn") + _maybe(churn_table(runs.runs))),
-        ("settings", "Settings", _settings(runs.runs)),
-        ("reproduce", "Runs and how to repeat them", _reproduce(runs.runs)),
+        ("tables", "Results", "".join(_table(table) for table in report.results)),
+        ("curves", "Curves", _group(data, "curves")),
+        ("scores", "Scores", _group(data, "violins") + _group(data, "cdf") + _table(report.variability)),
+        ("masks", "Masks", _group(data, "maps", choice=True) + _group(data, "churn") + _table(report.churn)),
+        ("settings", "Settings", _settings(report.runs.runs)),
+        ("reproduce", "Runs and how to repeat them", _reproduce(report.runs.runs)),
     ]
-    data = _data(found)
-    empty = {"curves": not data["curves"], "scores": not (data["violins"] or data["cdf"])}
-    empty["masks"] = not (data["maps"] or data["churn"])
-    sections = [section for section in sections if not empty.get(section[0])]
-    name = html.escape(runs.folder.resolve().name)
+    sections = [section for section in sections if section[2]]
+    name = html.escape(report.runs.folder.resolve().name)
     links = "".join(f'<a href="#{key}">{title}</a>' for key, title, _ in sections)
     body = "".join(f'<section id="{key}"><h2>{title}</h2>{text}</section>' for key, title, text in sections)
-    # Inside a script element only "</" could end it early.
+    # "</" is the only sequence that could end the script element early.
     numbers = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<link rel="icon" href="data:,">\n<title>{name} – platon report</title>\n'
         f"<style>\n{_asset('page.css')}</style>\n"
-        f"</head>\n<body>\n<header><h1>{name}</h1>{_summary(runs)}<nav>{links}</nav></header>\n<main>{body}</main>\n"
+        f"</head>\n<body>\n<header><h1>{name}</h1>{_summary(report)}<nav>{links}</nav></header>\n<main>{body}</main>\n"
         "<footer>Written by <code>platon report</code> from the records of these runs alone.</footer>\n"
         "<noscript><p>The charts need JavaScript; the tables do not.</p></noscript>\n"
         f'<script type="application/json" id="data">{numbers}</script>\n<script>\n{_asset("page.js")}</script>\n'
@@ -57,21 +52,22 @@ def _asset(name: str) -> str:
     return (files("platon.report") / name).read_text(encoding="utf-8")
 
 
-# --- what the charts read ---------------------------------------------------------------------------------------------
+# --- the numbers of the charts ----------------------------------------------------------------------------------------
 
 
-def _data(found: Series) -> dict[str, list[dict[str, Any]]]:
-    names = row_names(found)
+def _data(charts: Charts) -> dict[str, list[dict[str, Any]]]:
+    """Group of charts -> its charts, as page.js draws them."""
+    rows = charts.row_names()
 
     def group(*starts: str) -> list[dict[str, Any]]:
-        return [_chart(chart, names) for chart in found.charts if chart.name.startswith(starts)]
+        return [_chart(chart, rows) for chart in charts.lines if chart.name.startswith(starts)]
 
     return {
         "curves": group("ratio-", "beta1-", "beta2-", "training-"),
         "churn": group("churn-"),
         "cdf": group("cdf-"),
-        "violins": [_violins(violins) for violins in found.violins],
-        "maps": [_map(one) for one in found.maps],
+        "violins": [_violins(violins) for violins in charts.violins],
+        "maps": [_map(one) for one in charts.maps],
     }
 
 
@@ -79,12 +75,12 @@ def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.5g}")
 
 
-def _chart(chart: Chart, names: list[str]) -> dict[str, Any]:
+def _chart(chart: Chart, rows: list[str]) -> dict[str, Any]:
     lines = [
         {
             "name": line.name,
             "dashed": line.dashed,
-            "colour": "var(--soft)" if line.dashed else f"var(--c{line_number(chart, line, names) % COLOURS})",
+            "colour": "var(--soft)" if line.dashed else f"var(--c{colour_number(chart, line, rows) % COLOURS})",
             "points": [[_short(p.x), _short(p.y), _short(p.low), _short(p.high)] for p in line.points],
         }
         for line in chart.lines
@@ -108,18 +104,18 @@ def _map(one: HeatMap) -> dict[str, Any]:
     return {"kind": "map", **plain, "panels": panels}
 
 
-# --- what stands in the page itself -----------------------------------------------------------------------------------
+# --- HTML -------------------------------------------------------------------------------------------------------------
 
 
-def _group(name: str, choice: bool = False) -> str:
-    return f'<div class="charts" data-group="{name}"{" data-choice" if choice else ""}></div>'
+def _group(data: dict[str, list[dict[str, Any]]], name: str, choice: bool = False) -> str:
+    """The place where page.js draws a group of charts; nothing if it has none."""
+    return f'<div class="charts" data-group="{name}"{" data-choice" if choice else ""}></div>' if data[name] else ""
 
 
-def _maybe(table: Table | None) -> str:
-    return "" if table is None else _table(table)
+def _table(table: Table | None) -> str:
+    if table is None:
+        return ""
 
-
-def _table(table: Table) -> str:
     def cell(spans: Spans, place: int) -> str:
         parts = (f"<strong>{html.escape(s.text)}</strong>" if s.bold else html.escape(s.text) for s in spans)
         return f"<td{_left(place, table)}>{''.join(parts)}</td>"
@@ -137,44 +133,42 @@ def _table(table: Table) -> str:
 
 
 def _left(place: int, table: Table) -> str:
-    return ' class="l"' if place < table.marks else ""
+    return ' class="l"' if place < table.labels else ""
 
 
-def _summary(runs: Runs) -> str:
-    every = runs.runs
-    pruned = [run for run in every if run.method != "dense"]
-    failed = sum(not run.converged for run in every)
-    seeds = len({run.seed for run in every})
+def _summary(report: Report) -> str:
+    runs = report.runs.runs
+    tasks = report.runs.tasks
+    pruned = [run for run in runs if not run.is_dense]
+    failed = sum(not run.converged for run in runs)
+    seeds = len({run.seed for run in runs})
     ratios = sorted({run.ratio for run in pruned}, reverse=True)
     facts = [
-        (str(len(every)), "run" if len(every) == 1 else "runs"),
-        (", ".join(TASKS.get(task, task) for task in runs.tasks), "task" if len(runs.tasks) == 1 else "tasks"),
+        (str(len(runs)), "run" if len(runs) == 1 else "runs"),
+        (", ".join(map(task_title, tasks)), "task" if len(tasks) == 1 else "tasks"),
         (str(len({run.row for run in pruned})), "methods and variants"),
         (", ".join(map(percent, ratios)) or "100 %", "of the weights kept"),
         (str(seeds), "seed" if seeds == 1 else "seeds"),
-        (f"{len(every) - failed} of {len(every)}", "converged"),
+        (f"{len(runs) - failed} of {len(runs)}", "converged"),
     ]
     boxes = "".join(f'<div class="fact"><b>{html.escape(a)}</b><span>{html.escape(b)}</span></div>' for a, b in facts)
-    notes = "".join(f'<p class="warn">{html.escape(note[:1].upper() + note[1:])}.</p>' for note in runs.notes)
-    return f'<div class="facts">{boxes}</div>{_won(every)}{notes}'
+    notes = (f'<p class="warn">{html.escape(note[:1].upper() + note[1:])}.</p>' for note in report.runs.notes)
+    return f'<div class="facts">{boxes}</div>{_comparison_sentence(report)}{"".join(notes)}'
 
 
-def _won(runs: Sequence[Run]) -> str:
-    """One sentence on the tests, if there are any."""
-    tests = comparison(runs)
-    if tests is None:
+def _comparison_sentence(report: Report) -> str:
+    found = report.comparisons
+    if not found:
         return ""
-    texts = [["".join(span.text for span in spans) for spans in row] for row in tests.body]
-    ahead = sum(row[-3].startswith("+") and row[-3] != "+0.0" for row in texts)
-    sure = sum(row[-1] != "--" and float(row[-1]) < 0.05 for row in texts)
+    ahead, significant = sum(one.is_ahead for one in found), sum(one.is_significant for one in found)
     return (
-        f"<p>PLATON, each variant by itself, is ahead of the best baseline in {ahead} of {len(texts)} comparisons; "
-        f"{sure} of the {len(texts)} differences, for or against it, have p &lt; 0.05.</p>"
+        f"<p>PLATON, each variant by itself, is ahead of the best baseline in {ahead} of {len(found)} comparisons; "
+        f"{significant} of the {len(found)} differences, for or against it, have p &lt; 0.05.</p>"
     )
 
 
 def _settings(runs: Sequence[Run]) -> str:
-    """What all runs share, once, with its source; and what differs, by value."""
+    """The settings that differ between runs, with their values; then those that all runs share, with their source."""
     names = list(dict.fromkeys(name for run in runs for name in run.record["settings"]))
     shared, differing = [], []
     for name in names:
@@ -204,7 +198,7 @@ def _settings(runs: Sequence[Run]) -> str:
 
 
 def _plain(text: str) -> str:
-    """A JSON value as a reader writes it."""
+    """A JSON value for people."""
     value = json.loads(text)
     return "–" if value is None else str(value) if not isinstance(value, bool) else "yes" if value else "no"
 
@@ -212,8 +206,8 @@ def _plain(text: str) -> str:
 def _reproduce(runs: Sequence[Run]) -> str:
     parts = []
     for run in runs:
-        value = f"{run.headline[1]} {run.numbers[run.headline]:.2f}" if run.converged else "N.A."
-        words = f"{TASKS.get(run.task, run.task)}, {run.row}, {percent(run.ratio)} kept, seed {run.seed}: {value}"
+        value = f"{run.headline.name} {run.results[run.headline]:.2f}" if run.converged else "N.A."
+        words = f"{task_title(run.task)}, {run.row}, {percent(run.ratio)} kept, seed {run.seed}: {value}"
         why = (
             ""
             if run.converged
@@ -226,25 +220,3 @@ def _reproduce(runs: Sequence[Run]) -> str:
             f"weights; {run.record.get('seconds', 0):,.0f} s</p></details>"
         )
     return f'<div class="card">{"".join(parts)}</div>'
-
-
-def command(run: Run) -> str:
-    """The exact command that repeats a run: its recipe, what the user said, and what makes it this run."""
-    words = ["platon", "prune"]
-    if run.record.get("recipe"):
-        words += ["--recipe", run.record["recipe"]]
-    penalised = run.record["decided_by"] == "penalty"
-    for name, said in run.record["settings"].items():
-        value = said["value"]
-        needed = name in ("task", "method", "seed") or (name == "keep" and run.method != "dense" and not penalised)
-        if value is None or not (needed or said["source"] == "user") or (name == "keep" and penalised):
-            continue
-        option = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{option}" if value else f"--no-{option}")
-        else:
-            words += [
-                f"--{option}",
-                f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value),
-            ]
-    return shlex.join(words)

@@ -1,4 +1,4 @@
-"""The tables and the figure of a speed measurement, from the JSON that it left."""
+"""The tables and the figure of a speed measurement, from its speed.json."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from platon.lab.record import read_json
-from platon.report.figures import INK, KEPT, METRIC, STYLE
+from platon.report.figure import INK, KEPT, METRIC, STYLE
+from platon.report.metric import Metric
 
 SPEED = "speed.json"
 COLORS = (METRIC, KEPT, "#1b9e77", "#7570b3")
 
 
 def draw_speed(folder: Path) -> Path:
-    """Draw a run's speed.json into its figures; returns the path."""
+    """Draw a run's speed.json into its folder of figures; returns the path."""
     found = read_json(folder / SPEED)
     target = folder / "figures" / "speed.png"
     target.parent.mkdir(exist_ok=True)
@@ -34,7 +35,7 @@ def setting_name(line: dict[str, Any]) -> str:
 
 
 def tables(found: dict[str, Any]) -> list[Table]:
-    """The models, then every setting: what was measured, the pruned model beside the dense one."""
+    """Two tables: size, memory and metrics of each model; and the latency of each model in every setting."""
     names = list(found["models"])
     sizes = Table(title=_machine(found), title_justify="left")
     for name in ("", *names):
@@ -45,7 +46,8 @@ def tables(found: dict[str, Any]) -> list[Table]:
     first = next(iter(models))["metrics"] or {}
     for split, metrics in first.items():
         for metric in metrics:
-            sizes.add_row(f"{split} {metric}", *(f"{100 * m['metrics'][split][metric]:.2f} %" for m in models))
+            values = (m["metrics"][split][metric] for m in models)
+            sizes.add_row(f"{split} {metric}", *(Metric(split, metric).text(value) for value in values))
     peaks = {(line["engine"], line["model"]): line.get("peak_bytes") for line in found["memory"]}
     for engine in dict.fromkeys(engine for engine, _ in peaks):
         shown = (f"{peaks[engine, n] / 1e6:.0f} MB" if peaks[engine, n] else "--" for n in names)
@@ -58,15 +60,12 @@ def tables(found: dict[str, Any]) -> list[Table]:
         if "error" in lines[0]:
             times.add_row(setting, escape(lines[0]["error"]))
             continue
-        cells = (
-            f"{m['median_ms']:.1f} ms ({m['low_ms']:.1f}–{m['high_ms']:.1f}), {m['per_second']:.1f}/s" for m in lines
-        )
-        times.add_row(setting, *cells, f"{lines[0]['median_ms'] / lines[-1]['median_ms']:.2f} ×")
+        times.add_row(setting, *map(_timing, lines), f"{lines[0]['median_ms'] / lines[-1]['median_ms']:.2f} ×")
     return [sizes, times]
 
 
-def _cell(line: dict[str, Any]) -> str:
-    """The median, the middle half of the times, and the rows a second."""
+def _timing(line: dict[str, Any]) -> str:
+    """The median, the quartiles, and the rows a second."""
     return f"{line['median_ms']:.1f} ms ({line['low_ms']:.1f}–{line['high_ms']:.1f}), {line['per_second']:.1f}/s"
 
 
@@ -76,7 +75,7 @@ def _machine(found: dict[str, Any]) -> str:
 
 
 def _bars(found: dict[str, Any]) -> Figure:
-    """Latency of each model, setting by setting, with the middle half of the times as a whisker."""
+    """The latency of each model in every setting, with the quartiles as a whisker."""
     lines = [line for line in found["timings"] if "error" not in line]
     settings = list(dict.fromkeys(setting_name(line) for line in lines))
     models = list(found["models"])

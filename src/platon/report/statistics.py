@@ -1,4 +1,4 @@
-"""The numbers behind tables and figures: means over seeds, the paired test, and how much a score varies.
+"""Statistics of tables and figures: means over seeds, the paired test, and how much a score varies.
 
 The test is Student's paired t-test, two-sided, on the differences of runs with the same seed. A rank test cannot be
 significant with the three to five seeds that studies have: Wilcoxon's smallest p is 2^(1-n), 0.25 for three.
@@ -6,35 +6,33 @@ significant with the three to five seeds that studies have: Wilcoxon's smallest 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 
 def mean(values: Sequence[float]) -> float:
-    """The same whatever the order of the values."""
-    return math.fsum(values) / len(values)
+    """The arithmetic mean; summed exactly, so that the order of the values does not matter."""
+    return fmean(values)
 
 
 def deviation(values: Sequence[float]) -> float | None:
-    """The standard deviation of a sample, n - 1 below; `None` for fewer than two."""
-    if len(values) < 2:
-        return None
-    middle = mean(values)
-    return math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1))
+    """The standard deviation of a sample (n - 1 in the denominator); `None` for fewer than two values."""
+    return stdev(values) if len(values) > 1 else None
 
 
 @dataclass(frozen=True)
 class Paired:
-    """How two methods differ over the seeds that they share.
+    """How two methods differ over the seeds that both have.
 
     Args:
         difference: mean of first minus second.
-        seeds: how many they share.
-        p: two-sided; `None` where there is no test: fewer than two seeds, or differences that are all the same.
+        seeds: number of seeds that both have.
+        p: two-sided; `None` if there is no test: fewer than two seeds, or equal differences.
     """
 
     difference: float
@@ -43,27 +41,27 @@ class Paired:
 
 
 def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Paired | None:
-    """The paired t-test, by seed; `None` if no seed is shared."""
+    """The paired t-test by seed; `None` if no seed is in both."""
     seeds = sorted(first.keys() & second.keys())
     if not seeds:
         return None
     differences = [first[seed] - second[seed] for seed in seeds]
     spread, middle = deviation(differences), mean(differences)
-    # Of equal differences rounding may leave a spread, and a p that is 0.
+    # Rounding gives equal differences a tiny spread, and then a p near 0.
     if spread is None or spread <= 1e-9 * max(1.0, *map(abs, differences)):
         return Paired(middle, len(seeds), None)
-    t = middle / (spread / math.sqrt(len(seeds)))
-    return Paired(middle, len(seeds), float(2 * stats.t.sf(abs(t), len(seeds) - 1)))
+    test = stats.ttest_rel([first[seed] for seed in seeds], [second[seed] for seed in seeds])
+    return Paired(middle, len(seeds), float(test.pvalue))
 
 
 @dataclass(frozen=True)
 class Variability:
-    """How much one number varies over a training; zeros, which have no logarithm, are left out of the logarithms.
+    """How much a positive number varies over a training.
 
     Args:
         variation: coefficient of variation, standard deviation / mean.
         span: decades between the 5th and the 95th percentile.
-        jump: decades from one look to the next, on average.
+        jump: decades from one measurement to the next, on average.
     """
 
     variation: float
@@ -71,8 +69,11 @@ class Variability:
     jump: float
 
 
-def variability(values: Sequence[float]) -> Variability | None:
-    """Of a weight's score over the looks; `None` where it is positive less than three times."""
+def variability(values: ArrayLike) -> Variability | None:
+    """Of one weight's score over the measurements; `None` if fewer than three are positive.
+
+    Zeros count in `variation`; they have no logarithm, so `span` and `jump` leave them out.
+    """
     every = np.asarray(values, dtype=np.float64)
     logs = np.log10(every[every > 0])
     if len(logs) < 3:
@@ -81,8 +82,8 @@ def variability(values: Sequence[float]) -> Variability | None:
     return Variability(float(every.std(ddof=1) / every.mean()), float(high - low), float(np.abs(np.diff(logs)).mean()))
 
 
-def mean_variability(weights: Sequence[Sequence[float]]) -> Variability | None:
-    """The mean over weights, of those that have one."""
+def mean_variability(weights: Sequence[ArrayLike] | NDArray[np.float64]) -> Variability | None:
+    """The mean over the weights that have one; `None` if none has."""
     found = [one for values in weights if (one := variability(values)) is not None]
     if not found:
         return None
@@ -91,11 +92,17 @@ def mean_variability(weights: Sequence[Sequence[float]]) -> Variability | None:
     )
 
 
-def density(values: Sequence[float], points: int = 40) -> list[tuple[float, float]]:
-    """A smooth outline of how values are spread: (value, density with a peak of 1), by Gaussians of Scott's width."""
+def density(values: ArrayLike, points: int = 40) -> list[tuple[float, float]]:
+    """The outline of a violin: (value, density with a peak of 1), a Gaussian kernel estimate with Scott's bandwidth.
+
+    Values that are all (nearly) the same become a narrow triangle.
+    """
     every = np.asarray(values, dtype=np.float64)
-    spread = float(every.std(ddof=1)) if len(every) > 1 else 0.0
-    width = max(spread * len(every) ** -0.2, 1e-3)
+    narrow = 1e-3
+    width = float(every.std(ddof=1)) * len(every) ** -0.2 if len(every) > 1 else 0.0
+    if width < narrow:
+        middle = float(np.median(every))
+        return [(middle - narrow, 0.0), (middle, 1.0), (middle + narrow, 0.0)]
     grid = np.linspace(every.min() - width, every.max() + width, points)
-    height = np.exp(-0.5 * ((grid[:, None] - every) / width) ** 2).sum(1)
+    height = stats.gaussian_kde(every, bw_method="scott")(grid)
     return [(float(x), float(y)) for x, y in zip(grid, height / height.max(), strict=True)]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import rich.table
 from rich.text import Text
 
-from platon.report.cells import Spans, Table
+from platon.report.table import Spans, Table
 
 _LATEX = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}"}
 _LATEX |= {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "β": r"$\beta$", "λ": r"$\lambda$"}
@@ -17,15 +17,15 @@ _LATEX |= {"Ī": r"$\overline{I}$", "Ū": r"$\overline{U}$", "ℓ": r"$\ell$", "
 
 
 def plain(spans: Spans) -> str:
-    """Without bold."""
+    """A cell's text without bold."""
     return "".join(span.text for span in spans)
 
 
 def terminal(table: Table) -> rich.table.Table:
-    """For a console of rich, without its notes."""
+    """A table for a rich console, without its notes."""
     shown = rich.table.Table(title=table.title, title_justify="left")
     for place, text in enumerate(table.head):
-        shown.add_column(text, justify="left" if place < table.marks else "right", no_wrap=place < table.marks)
+        shown.add_column(text, justify="left" if place < table.labels else "right", no_wrap=place < table.labels)
     for number, row in enumerate(table.body):
         if number in table.rules:
             shown.add_section()
@@ -34,14 +34,14 @@ def terminal(table: Table) -> rich.table.Table:
 
 
 def markdown(table: Table) -> str:
-    """A heading, the table, the notes."""
+    """A heading, the table, and its notes."""
 
     def cell(spans: Spans) -> str:
         text = "".join(f"**{span.text}**" if span.bold else span.text for span in spans)
         return text.replace("|", r"\|")
 
     lines = [f"### {table.title}", "", "| " + " | ".join(table.head) + " |"]
-    lines.append("|" + "|".join("---" if place < table.marks else "---:" for place in range(len(table.head))) + "|")
+    lines.append("|" + "|".join("---" if place < table.labels else "---:" for place in range(len(table.head))) + "|")
     lines += ["| " + " | ".join(cell(spans) for spans in row) + " |" for row in table.body]
     return "\n".join([*lines, "", *(f"{note}  " for note in table.notes[:-1]), *table.notes[-1:]]) + "\n"
 
@@ -52,7 +52,7 @@ def latex(table: Table) -> str:
     def cell(spans: Spans) -> str:
         return "".join(rf"\textbf{{{_escaped(span.text)}}}" if span.bold else _escaped(span.text) for span in spans)
 
-    columns = "l" * table.marks + "r" * (len(table.head) - table.marks)
+    columns = "l" * table.labels + "r" * (len(table.head) - table.labels)
     lines = [r"\begin{table}", r"\centering", rf"\caption{{{_escaped(' '.join((table.title + '.', *table.notes)))}}}"]
     lines += [rf"\label{{tab:{table.name}}}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
     lines += [" & ".join(map(_escaped, table.head)) + r" \\", r"\midrule"]
@@ -67,15 +67,15 @@ def _escaped(text: str) -> str:
 
 
 def comma_separated(table: Table) -> str:
-    """The same layout; every row says all of its marks, so that a row stands for itself."""
+    """CSV. Labels that other formats leave out because they equal the label above are repeated in each row."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(table.head)
-    last = [""] * table.marks
+    last = [""] * table.labels
     for row in table.body:
         texts = [plain(spans) for spans in row]
-        last = [text or before for text, before in zip(texts[: table.marks], last, strict=True)]
-        writer.writerow([*last, *texts[table.marks :]])
+        last = [text or before for text, before in zip(texts[: table.labels], last, strict=True)]
+        writer.writerow([*last, *texts[table.labels :]])
     return out.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""Parameter names taken apart: which layer a matrix is in, and what it is there."""
+"""Splits parameter names into the layer that a matrix is in and its name within the layer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 
 def layer_table(layers: dict[str, float]) -> tuple[list[str], list[str], dict[tuple[str, str], float]]:
-    """Parameter names taken apart into rows (the layer) and columns (what it is within the layer)."""
+    """Rows (layers), columns (kinds of matrix), and the share kept of each (row, column)."""
     cells = _cells(layers, numbers=1)
     if len(cells) < len(layers):
         cells = _cells(layers, numbers=2)  # stages with blocks in them (Swin)
@@ -15,7 +15,7 @@ def layer_table(layers: dict[str, float]) -> tuple[list[str], list[str], dict[tu
 
 
 def _cells(layers: dict[str, float], numbers: int) -> dict[tuple[str, str], float]:
-    """The first numbers in a name are the block; one with an encoder and a decoder keeps that word in its row."""
+    """(layer, kind of matrix) -> share. The first `numbers` numbers in a name are the layer; decoder layers say so."""
     cells: dict[tuple[str, str], float] = {}
     for name, share in layers.items():
         parts = re.sub(r"[._]weight$", "", name).split(".")
@@ -27,6 +27,6 @@ def _cells(layers: dict[str, float], numbers: int) -> dict[tuple[str, str], floa
 
 
 def short_name(rest: str) -> str:
-    """The telling end of a matrix's name: two parts at the most."""
+    """The last two parts of a matrix's name at most, without those that every name has."""
     parts = [part for part in rest.split(".") if part not in ("dense", "layer", "self")]
     return ".".join(parts[-2:]) or rest
