@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
@@ -120,21 +122,25 @@ def _violins(violins: Violins) -> Figure:
     return figure
 
 
-def _heat_map(one: HeatMap) -> Figure:
-    """A panel for each kind of matrix, side by side."""
-    across = len(one.panels)
-    figure = Figure(figsize=(1.4 + 1.35 * across, 1.5 + 0.2 * len(one.rows)))
-    panels = figure.subplots(1, across, squeeze=False)[0]
-    for place, (axes, (name, values)) in enumerate(zip(panels, one.panels, strict=True)):
-        shares = [[float("nan") if value is None else value for value in row] for row in values]
-        image = axes.imshow(shares, cmap="viridis", norm=PowerNorm(0.5, 0, 100), aspect="auto", origin="lower")
-        axes.set_title(name, fontsize=8, fontweight="normal")
-        last = len(one.steps) - 1
-        axes.set_xticks([0, last] if last else [0], [f"{one.steps[0]}", f"{one.steps[-1]}"][: 2 if last else 1])
-        axes.set_yticks(range(len(one.rows)), one.rows if place == 0 else [""] * len(one.rows))
-    panels[0].set_ylabel("layer")
-    figure.supxlabel("optimizer step", fontsize=9)
-    figure.suptitle(one.title, x=0.02, ha="left", fontsize=10, fontweight="bold")
-    figure.tight_layout()
-    figure.colorbar(image, ax=list(panels), label="weights kept, %", fraction=0.03, pad=0.02)
+def _heat_map(heat_map: HeatMap) -> Figure:
+    """The panels side by side in one image with empty columns between them, which is faster than an axes for each."""
+    steps, gap = len(heat_map.steps), math.ceil(len(heat_map.steps) / 10)
+    starts = [number * (steps + gap) for number in range(len(heat_map.panels))]
+    shares = np.full((len(heat_map.rows), starts[-1] + steps), np.nan)
+    for start, (_, values) in zip(starts, heat_map.panels, strict=True):
+        shares[:, start : start + steps] = [[np.nan if value is None else value for value in row] for row in values]
+    figure = Figure(figsize=(1.4 + 1.35 * len(starts), 1.5 + 0.2 * len(heat_map.rows)))
+    axes = figure.subplots()
+    image = axes.imshow(shares, cmap="viridis", norm=PowerNorm(0.5, 0, 100), aspect="auto", origin="lower")
+    for start, (name, _) in zip(starts, heat_map.panels, strict=True):
+        middle = start + (steps - 1) / 2
+        axes.annotate(name, (middle, len(shares) - 0.5), (0, 3), textcoords="offset points", ha="center", fontsize=8)
+    ends = [(start + last, heat_map.steps[last]) for start in starts for last in sorted({0, steps - 1})]
+    axes.set_xticks([place for place, _ in ends], [str(step) for _, step in ends])
+    axes.set_yticks(range(len(heat_map.rows)), heat_map.rows)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel("optimizer step")
+    axes.set_ylabel("layer")
+    axes.set_title(heat_map.title, pad=18)
+    figure.colorbar(image, ax=axes, label="weights kept, %", fraction=0.03, pad=0.02)
     return figure

@@ -96,6 +96,8 @@ class Run:
     def relevant(self) -> dict[str, Any]:
         """The settings that decide this run's result, beside task, method, share and seed."""
         ignored = _NOT_RELEVANT | self.unread
+        if not self.has_teacher:
+            ignored |= {"teacher"}
         if self.is_dense:
             ignored |= _PRUNING
         elif self.setting("units") != "blocks":
