@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
 import platon
-from platon.deploy import kernel
+from platon.deploy import sparse_kernel
 from platon.deploy.layer import CsrLinear, SparseLinear
-from platon.deploy.packing import pack
+from platon.deploy.sparse_matrix import from_dense
 
 CONFIGS = {
     "minilm": BertConfig(num_hidden_layers=6, hidden_size=384, intermediate_size=1536, num_attention_heads=12),
@@ -84,7 +84,7 @@ def measure_layers() -> list[Found]:
                 calls = {"dense": dense, "sparse": sparse, "torch.sparse": csr}
                 times = interleaved({name: functools.partial(call, x) for name, call in calls.items()}, 25)
                 facts: Found = {"part": "layers", "rows": rows, "columns": columns, "kept": density, "tokens": 128}
-                size = {"bytes_of_dense": round(pack(dense.weight).nbytes / dense.weight.nbytes, 3)}
+                size = {"bytes_of_dense": round(from_dense(dense.weight).nbytes / dense.weight.nbytes, 3)}
                 found.append({**facts, "threads": threads, **ratios(times), **size})
                 print(json.dumps(found[-1]), flush=True)
     return found
@@ -246,10 +246,10 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", default=["layers", *CONFIGS], choices=["layers", *CONFIGS])
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
-    engine = kernel.find()
+    engine = sparse_kernel.find()
     if isinstance(engine, str):
         raise SystemExit(f"there is nothing to measure: {engine}")
-    print(json.dumps({"kernel": kernel.LEVELS[engine.level], "torch": str(torch.__version__)}))
+    print(json.dumps({"kernel": sparse_kernel.LEVELS[engine.level], "torch": str(torch.__version__)}))
     found: list[Found] = []
     for part in arguments.parts:
         if part == "layers":

@@ -29,9 +29,9 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D
 
 import platon
-from platon.deploy import calibration, kernel
+from platon.deploy import calibration, sparse_kernel
 from platon.deploy.layer import CsrLinear, SparseLinear, csr_linear, sparse_linear
-from platon.deploy.packing import pack
+from platon.deploy.sparse_matrix import from_dense
 
 SMALL = {"vocab_size": 99, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 IDS = torch.randint(0, 99, (3, 7), generator=torch.Generator().manual_seed(0))
@@ -41,10 +41,10 @@ IDS = torch.randint(0, 99, (3, 7), generator=torch.Generator().manual_seed(0))
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[nn.Module]:
     """The class that sparse layers are of; a machine without a compiler goes through the second alone."""
     if request.param == "kernel":
-        if isinstance(kernel.find(), str):
-            pytest.skip(str(kernel.find()))
+        if isinstance(sparse_kernel.find(), str):
+            pytest.skip(str(sparse_kernel.find()))
         return SparseLinear
-    monkeypatch.setattr(kernel, "find", lambda: "this test hides it")
+    monkeypatch.setattr(sparse_kernel, "find", lambda: "this test hides it")
     return CsrLinear
 
 
@@ -57,7 +57,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found first, so that no test builds it again; then nothing is read from or left in the user's cache."""
-    kernel.find()
+    sparse_kernel.find()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -362,7 +362,7 @@ def test_hooked_and_parametrized_layers_stay(engine: type[nn.Module]) -> None:
 
 
 def test_the_fallback_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "find", lambda: "there is no C compiler ('cc' is not found); install one")
+    monkeypatch.setattr(sparse_kernel, "find", lambda: "there is no C compiler ('cc' is not found); install one")
     with pytest.warns(
         UserWarning, match=r"no compiled sparse kernel: there is no C compiler .* torch.sparse takes its"
     ):
@@ -371,7 +371,7 @@ def test_the_fallback_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # --- compiled, exported, copied ---------------------------------------------------------------------------------------
 
-needs_kernel = pytest.mark.skipif(isinstance(kernel.find(), str), reason=f"no kernel: {kernel.find()}")
+needs_kernel = pytest.mark.skipif(isinstance(sparse_kernel.find(), str), reason=f"no kernel: {sparse_kernel.find()}")
 
 
 @pytest.fixture
@@ -383,9 +383,9 @@ def sparse(engine: type[nn.Module]) -> Iterator[nn.Module]:
 
 @needs_kernel
 def test_the_op_keeps_the_rules_of_ops() -> None:
-    packed = pack(prune(nn.Linear(48, 70)).weight)
+    matrix = from_dense(prune(nn.Linear(48, 70)).weight)
     for x in (torch.randn(3, 48), torch.randn(2, 3, 48), torch.randn(48)):
-        arguments = (*packed[:4], torch.randn(70), packed.rows, packed.width, "gelu")
+        arguments = (*matrix[:4], torch.randn(70), matrix.rows, matrix.width, "gelu")
         torch.library.opcheck(sparse_linear, (x, *arguments))
 
 
@@ -426,7 +426,7 @@ def test_a_program_that_needs_the_kernel_says_so(sparse: nn.Module, monkeypatch:
     """Exported or copied to a machine without it."""
     if isinstance(sparse[1], CsrLinear):
         pytest.skip("needs none")
-    monkeypatch.setattr(kernel, "find", lambda: "there is no C compiler")
+    monkeypatch.setattr(sparse_kernel, "find", lambda: "there is no C compiler")
     with pytest.raises(ValueError, match="this model needs the compiled kernel, and there is no C compiler; call"):
         sparse(torch.randn(3, 48))
 
@@ -462,9 +462,11 @@ def test_a_bert_classifier_end_to_end(
 
 
 def find_in_a_process(**environment: str) -> str:
-    """What `kernel.find` gives in a process with this environment."""
+    """What `sparse_kernel.find` gives in a process with this environment."""
     script = (
-        "from platon.deploy import kernel\nfound = kernel.find()\nprint(found if isinstance(found, str) else 'found')"
+        "from platon.deploy.sparse_kernel import find\n"
+        "found = find()\n"
+        "print(found if isinstance(found, str) else 'found')"
     )
     return in_a_process(script, **environment)
 
@@ -501,16 +503,16 @@ def test_the_threads_are_those_that_pytorch_has() -> None:
 
 
 def test_a_machine_without_a_compiler_or_with_a_broken_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kernel.build(tmp_path / "no" / "folder.so", "--no-such-option") is not None
+    assert sparse_kernel.build(tmp_path / "no" / "folder.so", "--no-such-option") is not None
     assert not any((tmp_path / "no").glob("*"))
     monkeypatch.setenv("CC", "/nowhere/cc")
     monkeypatch.setenv("PATH", "/nowhere")
-    problem = kernel.build(tmp_path / "kernel.so")
+    problem = sparse_kernel.build(tmp_path / "kernel.so")
     assert problem is not None
     assert "there is no C compiler ('/nowhere/cc' is not found)" in problem
     (tmp_path / "file").write_text("")
     monkeypatch.undo()
-    problem = kernel.build(tmp_path / "file" / "kernel.so")
+    problem = sparse_kernel.build(tmp_path / "file" / "kernel.so")
     assert problem is not None
 
 
@@ -523,20 +525,143 @@ def test_the_kernel_can_be_named_or_turned_off(tmp_path: Path) -> None:
 
 @needs_kernel
 def test_a_library_from_other_sources_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if kernel.build(tmp_path / "own" / "first.so"):
+    if sparse_kernel.build(tmp_path / "own" / "first.so"):
         pytest.skip("no compiler")
     source = tmp_path / "source"
     source.mkdir()
-    for file in kernel._SOURCES:
+    for file in sparse_kernel._SOURCES:
         (source / file.name).write_bytes(file.read_bytes())
-    suffix = kernel.EXTENSION_SUFFIXES[0]
+    suffix = sparse_kernel.EXTENSION_SUFFIXES[0]
     (source / f"_sparse{suffix}").write_bytes((tmp_path / "own" / "first.so").read_bytes())
     monkeypatch.delenv("PLATON_KERNEL", raising=False)
-    monkeypatch.setattr(kernel, "_HERE", source)
-    monkeypatch.setattr(kernel, "_SOURCES", tuple(source / file.name for file in kernel._SOURCES))
-    found = kernel.find.__wrapped__()
+    monkeypatch.setattr(sparse_kernel, "_HERE", source)
+    monkeypatch.setattr(sparse_kernel, "_SOURCES", tuple(source / file.name for file in sparse_kernel._SOURCES))
+    found = sparse_kernel.find.__wrapped__()
     assert found.path.parent == source
     (source / "sparse.c").write_text((source / "sparse.c").read_text() + "/* changed */\n")
-    found = kernel.find.__wrapped__()
+    found = sparse_kernel.find.__wrapped__()
     assert found.path.parent == tmp_path / "cache" / "platon"
-    assert found.digest == kernel.source_digest()
+    assert found.digest == sparse_kernel.source_digest()
+
+
+# --- buffers that were changed ----------------------------------------------------------------------------------------
+
+
+def altered(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[nn.Module], None]:
+    """A change of one buffer: through `load_state_dict` where that takes it, as a damaged file would bring it."""
+
+    def change_buffer(layer: nn.Module) -> None:
+        state = {key: value.clone() for key, value in layer.state_dict().items()}
+        changed = change(state[name])
+        if changed.shape == state[name].shape:
+            layer.load_state_dict({**state, name: changed}, assign=True)
+        else:
+            setattr(layer, name, changed)
+
+    return change_buffer
+
+
+def first_set(value: int) -> Callable[[Tensor], Tensor]:
+    return lambda array: array.index_fill(0, torch.tensor([0]), value)
+
+
+BUFFERS: dict[str, tuple[Callable[[nn.Module], object], str]] = {
+    "half": (lambda layer: layer.half(), "'values' is torch.float16 on cpu, it has to be torch.float32"),
+    "meta": (lambda layer: layer.to("meta"), "'values' is torch.float32 on meta"),
+    "counts, more": (altered("counts", lambda a: a + 64), "do not add up to the values"),
+    "counts, negative": (altered("counts", first_set(-1)), "'counts' names a row of a panel twice"),
+    "counts, a row twice": (altered("counts", lambda a: a // 64 * 64), "'counts' names a row of a panel twice"),
+    "a row that is not there": (altered("counts", lambda a: a ^ 63), "in a row that is not there, of 70"),
+    "columns": (altered("columns", first_set(48)), "'columns' names a column that is not there, of 48"),
+    "starts": (altered("starts", first_set(1 << 40)), "'starts' and the numbers of non-zeros"),
+    "starts, negative": (altered("starts", first_set(-5)), "'starts' and the numbers of non-zeros"),
+    "values, short": (altered("values", lambda a: a[:-1]), "'columns' has .* elements, .* fit this matrix"),
+    "values, strided": (altered("values", lambda a: a.repeat_interleave(2)[::2]), "it has to be one row"),
+    "values, one repeated": (altered("values", lambda a: a[:1].expand(len(a))), "it has to be one row"),
+    "bias, short": (altered("bias", lambda a: a[:3]), "'bias' has 3 elements, 70 fit this matrix"),
+    "bias, double": (altered("bias", lambda a: a.double()), "'bias' is torch.float64"),
+    "width": (lambda layer: setattr(layer, "width", 0), "in panels of 0 columns cannot be"),
+    "out_features": (lambda layer: setattr(layer, "out_features", 700), "'counts' has .* elements, .* fit this"),
+}
+
+
+@needs_kernel
+@pytest.mark.parametrize("change", BUFFERS)
+def test_buffers_that_do_not_fit_are_refused(change: str) -> None:
+    """By the layer before anything is read, and the same layer works again with the buffers that it had."""
+    torch.manual_seed(0)
+    layer = SparseLinear(prune(nn.Linear(48, 70)).weight, torch.randn(70))
+    state = {name: value.clone() for name, value in layer.state_dict().items()}
+    x = torch.randn(5, 48)
+    expected = layer(x)
+    alter, said = BUFFERS[change]
+    alter(layer)
+    for _ in range(2):  # a refusal is not remembered as a check
+        with pytest.raises(ValueError, match=said) as caught:
+            layer(x)
+        assert "\n" not in str(caught.value)
+    layer.width, layer.out_features = 48, 70
+    for name, value in state.items():
+        setattr(layer, name, value)
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=0)
+
+
+@needs_kernel
+def test_a_buffer_changed_in_place_is_noticed() -> None:
+    layer = SparseLinear(prune(nn.Linear(48, 70)).weight)
+    x = torch.randn(5, 48)
+    layer(x)
+    layer.columns[0] = 77
+    with pytest.raises(ValueError, match="'columns' names a column that is not there"):
+        layer(x)
+
+
+@needs_kernel
+def test_the_operator_refuses_arrays_of_another_kind() -> None:
+    """What an exported program calls; it checks shapes and precisions, and the kernel the rest."""
+    matrix = from_dense(prune(nn.Linear(48, 70)).weight)
+    x, sizes = torch.randn(5, 48), (70, matrix.width, "none")
+    with pytest.raises(ValueError, match=r"'values' is torch\.float16"):
+        sparse_linear(x, matrix.values.half(), *matrix[1:4], None, *sizes)
+    with pytest.raises(ValueError, match="arrays of a sparse matrix do not fit 70 × 48 weights"):
+        sparse_linear(x, *matrix[:3], matrix.starts + 1, None, *sizes)
+
+
+@pytest.mark.parametrize("change", ["half", "columns", "bias, short"])
+def test_buffers_of_the_fallback_are_checked_too(change: str) -> None:
+    layer = CsrLinear(prune(nn.Linear(48, 70)).weight, torch.randn(70))
+    BUFFERS[change][0](layer)
+    with pytest.raises(ValueError, match="a sparse layer cannot compute with its buffers: ") as caught:
+        layer(torch.randn(5, 48))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_vmap_maps_over_inputs(sparse: nn.Module, dim: int) -> None:
+    x = torch.randn(5, 3, 48)
+    torch.testing.assert_close(torch.vmap(sparse, in_dims=dim)(x), sparse(x.movedim(dim, 0)), rtol=1e-5, atol=1e-6)
+
+
+def test_vmap_over_weights_is_refused(sparse: nn.Module) -> None:
+    state = {name: torch.stack([value, value]) for name, value in sparse.state_dict().items()}
+    x = torch.randn(3, 48)
+    with pytest.raises(ValueError, match="vmap over the weights of a sparse layer is not possible"):
+        torch.vmap(lambda state: torch.func.functional_call(sparse, state, (x,)))(state)
+
+
+def test_derivatives_are_refused(sparse: nn.Module) -> None:
+    """Forward-mode ones too, which would be lost without a word."""
+    x = torch.randn(3, 48)
+    with pytest.raises(ValueError, match="asked to train"):
+        torch.func.jvp(sparse, (x,), (x,))
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(ValueError, match="asked to train"):
+        sparse(torch.autograd.forward_ad.make_dual(x, x))
+
+
+@needs_kernel
+def test_no_memory_says_how_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = copy.copy(sparse_kernel.find())
+    assert not isinstance(found, str)
+    monkeypatch.setattr(found, "_run", lambda *arguments: 1)
+    with pytest.raises(MemoryError, match=rf"48 features on {torch.get_num_threads()} threads; use fewer"):
+        found.linear(torch.randn(5, 48), from_dense(torch.ones(70, 48)), None)

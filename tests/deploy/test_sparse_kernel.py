@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from platon.deploy import kernel
-from platon.deploy.kernel import LEVELS, Kernel
-from platon.deploy.packing import ROW_BLOCK, WIDEST, pack, part_width, unpack
+from platon.deploy import sparse_kernel
+from platon.deploy.sparse_kernel import LEVELS, SparseKernel
+from platon.deploy.sparse_matrix import ROW_BLOCK, WIDEST, from_dense, panel_width, to_dense
 
-found = kernel.find()
+found = sparse_kernel.find()
 pytestmark = pytest.mark.skipif(isinstance(found, str), reason=f"no kernel: {found}")
-HERE = [level for level in range(len(LEVELS)) if isinstance(found, Kernel) and level <= found.level]
+HERE = [level for level in range(len(LEVELS)) if isinstance(found, SparseKernel) and level <= found.level]
 
 ORACLE = {
     "none": lambda x: x,
@@ -33,10 +33,10 @@ ORACLE = {
 }
 
 
-def at(level: int) -> Kernel:
+def at(level: int) -> SparseKernel:
     """The kernel, held to an instruction set."""
     held = copy.copy(found)
-    assert isinstance(held, Kernel)
+    assert isinstance(held, SparseKernel)
     held.level = level
     return held
 
@@ -88,7 +88,7 @@ def test_any_shape_and_density(
 ) -> None:
     weight, bias, x = draw(rows, columns, tokens, density, seed)
     given_bias = bias if has_bias else None
-    got = at(level).linear(x, pack(weight), given_bias, activation, threads=threads)
+    got = at(level).linear(x, from_dense(weight), given_bias, activation, threads=threads)
     assert_right(got, x, weight, given_bias, activation)
 
 
@@ -96,7 +96,7 @@ def test_any_shape_and_density(
 @pytest.mark.parametrize("tokens", [1, 2, 4, 5, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 200])
 def test_every_tile_and_tail(level: int, tokens: int) -> None:
     weight, bias, x = draw(130, 300, tokens, 0.2)
-    assert_right(at(level).linear(x, pack(weight), bias, "gelu"), x, weight, bias, "gelu")
+    assert_right(at(level).linear(x, from_dense(weight), bias, "gelu"), x, weight, bias, "gelu")
 
 
 @pytest.mark.parametrize("level", HERE, ids=lambda level: LEVELS[level])
@@ -106,7 +106,7 @@ def test_several_threads_give_the_same_bits(level: int, threads: int, tokens: in
     """Big enough for all of them to be used, and uneven: a third of the rows holds nearly all of the weights."""
     weight, bias, x = draw(900, 700, tokens, 0.4)
     weight[300:] *= torch.rand(600, 700, generator=torch.Generator().manual_seed(1)) < 0.02
-    packed = pack(weight)
+    packed = from_dense(weight)
     got = at(level).linear(x, packed, bias, threads=threads)
     assert_right(got, x, weight, bias)
     assert torch.equal(got, at(level).linear(x, packed, bias, threads=1))
@@ -116,17 +116,17 @@ def test_without_openmp_one_thread_does_it_all() -> None:
     alone = at(HERE[-1])
     alone._parallel = None
     weight, bias, x = draw(900, 700, 130, 0.4)
-    assert_right(alone.linear(x, pack(weight), bias, threads=4), x, weight, bias)
+    assert_right(alone.linear(x, from_dense(weight), bias, threads=4), x, weight, bias)
 
 
 def test_empty_rows_and_matrices() -> None:
     weight, bias, x = draw(200, 300, 40, 0.3)
     weight[7] = weight[64:128] = weight[:, 100:] = 0
     for matrix in (weight, torch.zeros_like(weight)):
-        assert_right(at(HERE[-1]).linear(x, pack(matrix), bias), x, matrix, bias)
+        assert_right(at(HERE[-1]).linear(x, from_dense(matrix), bias), x, matrix, bias)
     one = torch.zeros_like(weight)
     one[199, 299] = 2.5
-    assert_right(at(HERE[-1]).linear(x, pack(one), None), x, one, None)
+    assert_right(at(HERE[-1]).linear(x, from_dense(one), None), x, one, None)
 
 
 VIEWS = {
@@ -147,7 +147,7 @@ VIEWS = {
 def test_any_strides(view: str) -> None:
     weight, bias, x = draw(70, 260, 50, 0.2)
     seen = VIEWS[view](x)
-    got = at(HERE[-1]).linear(seen, pack(weight), bias)
+    got = at(HERE[-1]).linear(seen, from_dense(weight), bias)
     assert got.shape == (*seen.shape[:-1], 70)
     assert_right(got.view(-1, 70), seen.reshape(-1, 260), weight, bias)
 
@@ -156,11 +156,11 @@ def test_any_strides(view: str) -> None:
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
 def test_activations_to_the_last_digits(level: int, activation: str) -> None:
     x = torch.cat([torch.linspace(-14, 14, 20001), torch.tensor([0.0, -0.0, 1e-30, -1e-30, 1e4, -1e4])])[:, None]
-    got = at(level).linear(x, pack(torch.ones(1, 1)), None, activation)
+    got = at(level).linear(x, from_dense(torch.ones(1, 1)), None, activation)
     want = ORACLE[activation](x.double())
     assert bool(((got - want).abs() <= 3e-6 * want.abs() + 3e-7 * x.abs().clamp(max=8)).all())
     special = torch.tensor([[float("nan")], [float("inf")]])
-    out = at(level).linear(special, pack(torch.ones(1, 1)), None, activation).flatten()
+    out = at(level).linear(special, from_dense(torch.ones(1, 1)), None, activation).flatten()
     assert out[0].isnan()
     assert out[1] == float("inf")
 
@@ -177,8 +177,8 @@ def test_activations_to_the_last_digits(level: int, activation: str) -> None:
 )
 def test_packing_loses_nothing(rows: int, columns: int, density: float, width: int | None) -> None:
     weight, _, _ = draw(rows, columns, 0, density)
-    packed = pack(weight, width)
-    assert torch.equal(unpack(packed), weight)
+    packed = from_dense(weight, width)
+    assert torch.equal(to_dense(packed), weight)
     assert packed.values.numel() == packed.columns.numel() == int(weight.count_nonzero())
     assert 1 <= packed.width <= WIDEST
     assert packed.counts.numel() % ROW_BLOCK == 0
@@ -186,7 +186,7 @@ def test_packing_loses_nothing(rows: int, columns: int, density: float, width: i
 
 def test_a_part_is_at_most_a_byte_wide() -> None:
     for columns in (0, 1, 191, 192, 193, 255, 257, 768, 3072, 5000):
-        width = part_width(columns)
+        width = panel_width(columns)
         assert 1 <= width <= WIDEST
         assert width * -(-columns // width) - columns < -(-columns // width) + 1, "parts are equally wide"
 
@@ -194,7 +194,7 @@ def test_a_part_is_at_most_a_byte_wide() -> None:
 @pytest.mark.parametrize(("rows", "columns"), [(768, 3072), (3072, 768), (768, 768), (384, 384), (1536, 384)])
 def test_a_tenth_takes_less_than_a_quarter_of_the_bytes(rows: int, columns: int) -> None:
     weight, _, _ = draw(rows, columns, 0, 0.1)
-    assert pack(weight).nbytes < 0.14 * weight.nbytes
+    assert from_dense(weight).nbytes < 0.14 * weight.nbytes
 
 
 # --- other builds -----------------------------------------------------------------------------------------------------
@@ -206,14 +206,14 @@ needs_compiler = pytest.mark.skipif(bool(os.environ.get("LD_PRELOAD")), reason="
 @pytest.mark.skipif(len(HERE) < 2, reason="lowered to AVX2, which this machine has not")
 def test_the_widest_variant_is_right_when_lowered(tmp_path: Path) -> None:
     """A machine without AVX-512 runs its source all the same: with AVX2 for instructions, only these are not shown."""
-    problem = kernel.build(tmp_path / "lowered.so", '-DWIDEST="avx2,fma"')
+    problem = sparse_kernel.build(tmp_path / "lowered.so", '-DWIDEST="avx2,fma"')
     if problem:
         pytest.skip(problem)
-    lowered = Kernel(tmp_path / "lowered.so")
+    lowered = SparseKernel(tmp_path / "lowered.so")
     lowered.level = LEVELS.index("avx512")
     for tokens, activation in itertools.product([1, 16, 17, 32, 33, 64, 100, 192], ORACLE):
         weight, bias, x = draw(130, 300, tokens, 0.2)
-        assert_right(lowered.linear(x, pack(weight), bias, activation, threads=2), x, weight, bias, activation)
+        assert_right(lowered.linear(x, from_dense(weight), bias, activation, threads=2), x, weight, bias, activation)
 
 
 @needs_compiler
@@ -222,7 +222,7 @@ def test_sanitizers_find_nothing(tmp_path: Path) -> None:
     """This file's other tests, on a build that checks every address and every undefined operation."""
     library = tmp_path / "checked.so"
     flags = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-shared-libasan")
-    problem = kernel.build(library, *flags) and kernel.build(library, *flags[:-1])
+    problem = sparse_kernel.build(library, *flags) and sparse_kernel.build(library, *flags[:-1])
     if problem:
         pytest.skip(problem)
     compiler = os.environ.get("CC") or "cc"

@@ -1,4 +1,4 @@
-"""Up to which density the sparse layer is the faster one, measured on this machine and remembered."""
+"""The highest density at which a sparse layer is faster than a dense one, measured on this machine and cached."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from platon.deploy import kernel
+from platon.deploy import sparse_kernel
 
-Make = Callable[[Tensor, Tensor | None], nn.Module]
+LayerClass = Callable[[Tensor, Tensor | None], nn.Module]
 
-# No higher: there the gain is gone on every machine seen, and a measurement that says otherwise was disturbed.
+# No higher: on every machine tried the gain is gone there, so a measurement that shows one was disturbed.
 _DENSITIES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6)
-_GAIN = 1.1  # a layer that gains less stays dense: the measurement is not finer than that
-_SMALLEST = 4096  # weights; below, a call costs more than the product
-_SECONDS = 0.05  # for one density
+_GAIN = 1.1  # a layer that gains less stays dense: smaller gains are within the error of the measurement
+_SMALLEST = 4096  # weights; in smaller layers the call costs more than the product
+_SECONDS = 0.05  # for the measurement of one density
 _ROUNDS = (3, 50)
 
 
-def limit(make: Make, rows: int, columns: int, tokens: int) -> float:
-    """The highest density at which `make(weight, bias)` beats a dense linear of this shape; 0: at none.
+def limit(make: LayerClass, rows: int, columns: int, tokens: int) -> float:
+    """The highest density at which the layer `make(weight, bias)` is faster than `nn.Linear` of this shape, or 0.
 
-    Measured by bisection on random matrices, once a shape, number of tokens and of threads, then read from the cache.
+    Measured by bisection on random matrices, once for each shape, number of tokens and number of threads; after that
+    it is read from the cache.
     """
     if rows * columns < _SMALLEST:
         return 0.0
-    path = kernel.cache_folder() / f"speed-{_machine()}.json"
+    path = sparse_kernel.cache_folder() / f"speed-{_machine()}.json"
     key = f"{make.__name__} {rows} x {columns}, {tokens} tokens, {torch.get_num_threads()} threads"
     known = _read(path)
     if key not in known:
@@ -44,11 +45,11 @@ def limit(make: Make, rows: int, columns: int, tokens: int) -> float:
     return known[key]
 
 
-def _measure(make: Make, rows: int, columns: int, tokens: int) -> float:
+def _measure(make: LayerClass, rows: int, columns: int, tokens: int) -> float:
     random = torch.Generator().manual_seed(0)
     weight, x = torch.randn(rows, columns, generator=random), torch.randn(tokens, columns, generator=random)
     chance, bias = torch.rand(rows, columns, generator=random), torch.zeros(rows)
-    low, high = 0, len(_DENSITIES)  # faster below low, not at or above high
+    low, high = 0, len(_DENSITIES)  # sparse is faster at the densities before `low`, not at those from `high` on
     while low < high:
         middle = (low + high) // 2
         dense = nn.Linear(columns, rows, device="meta").to_empty(device="cpu").requires_grad_(False)
@@ -56,7 +57,7 @@ def _measure(make: Make, rows: int, columns: int, tokens: int) -> float:
         dense.bias.copy_(bias)
         sparse = make(dense.weight, bias)
         once = functools.partial(gain, functools.partial(dense, x), functools.partial(sparse, x))
-        if once() >= _GAIN and once() >= _GAIN:  # twice, for the answer is remembered
+        if once() >= _GAIN and once() >= _GAIN:  # twice, because the result is cached
             low = middle + 1
         else:
             high = middle
@@ -64,7 +65,7 @@ def _measure(make: Make, rows: int, columns: int, tokens: int) -> float:
 
 
 def gain(dense: Callable[[], object], sparse: Callable[[], object]) -> float:
-    """How many times faster the second is, by the best of interleaved rounds: noise only ever adds."""
+    """How many times faster the second is: the ratio of the shortest times, because noise only makes times longer."""
     times: dict[Callable[[], object], list[float]] = {dense: [], sparse: []}
     least, most = _ROUNDS
     for function in times:
@@ -82,13 +83,13 @@ def gain(dense: Callable[[], object], sparse: Callable[[], object]) -> float:
 
 @functools.cache
 def _machine() -> str:
-    """Names what the measured times depend on besides the shape."""
+    """A digest of everything besides the shape that the measured times depend on."""
     processor = platform.processor() or platform.machine()
     facts = Path("/proc/cpuinfo")
     if facts.exists():
         lines = facts.read_text(errors="replace").splitlines()
         processor += next((line for line in lines if line.startswith("model name")), "")
-    parts = (processor, str(os.cpu_count()), str(torch.__version__), kernel.source_digest())
+    parts = (processor, str(os.cpu_count()), str(torch.__version__), sparse_kernel.source_digest())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
@@ -97,11 +98,11 @@ def _read(path: Path) -> dict[str, float]:
         known = json.loads(path.read_text())
         return {str(key): float(value) for key, value in known.items()}
     except (OSError, ValueError, AttributeError, TypeError):
-        return {}  # not there, or not ours: measured again
+        return {}  # missing or unreadable: everything is measured again
 
 
 def _write(path: Path, known: dict[str, float]) -> None:
-    """Through a name of its own. A folder that cannot be written costs the next process a measurement, nothing else."""
+    """Write a temporary file and rename it. If the folder cannot be written, the next process measures again."""
     made = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

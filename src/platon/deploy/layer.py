@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from platon.deploy import kernel
-from platon.deploy.packing import Packed, pack, unpack
+from platon.deploy import sparse_kernel, sparse_matrix
+from platon.deploy.sparse_matrix import SparseMatrix
+
+_version = operator.attrgetter("_version")
 
 ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
@@ -22,11 +26,14 @@ ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _product(x: Tensor, packed: Packed, bias: Tensor | None, activation: str) -> Tensor:
-    found = kernel.find()
+def _product(x: Tensor, matrix: SparseMatrix, bias: Tensor | None, activation: str) -> Tensor:
+    found = sparse_kernel.find()
     if isinstance(found, str):
         raise ValueError(f"this model needs the compiled kernel, and {found}; call sparsify on the dense model here")
-    return found.linear(x, packed, bias, activation)
+    return found.linear(x, matrix, bias, activation)
+
+
+# --- as operators of PyTorch, which `torch.compile`, `torch.export` and `vmap` see as one node ------------------------
 
 
 @torch.library.custom_op("platon::sparse_linear", mutates_args=())
@@ -41,8 +48,10 @@ def sparse_linear(
     width: int,
     activation: str,
 ) -> Tensor:
-    """activation(x Wᵀ + bias), with W as `packing.Packed` holds it: what `torch.compile` and `torch.export` see."""
-    return _product(x, Packed(values, columns, counts, starts, rows, x.shape[-1], width), bias, activation)
+    """activation(x Wᵀ + bias), with the arrays of a `SparseMatrix`."""
+    matrix = SparseMatrix(values, columns, counts, starts, rows, x.shape[-1], width)
+    _refuse(sparse_matrix.layout_problem(matrix, bias))
+    return _product(x, matrix, bias, activation)
 
 
 @sparse_linear.register_fake
@@ -58,19 +67,6 @@ def _(
     activation: str,
 ) -> Tensor:
     return x.new_empty(*x.shape[:-1], rows)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """PyTorch says once a process that CSR tensors are in beta."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        yield
-
-
-def _csr(starts: Tensor, columns: Tensor, values: Tensor, rows: int, columns_in: int) -> Tensor:
-    with _quiet():
-        return torch.sparse_csr_tensor(starts, columns, values, (rows, columns_in), check_invariants=False)
 
 
 @torch.library.custom_op("platon::csr_linear", mutates_args=())
@@ -90,104 +86,203 @@ def _(
     return x.new_empty(*x.shape[:-1], rows)
 
 
-def _check(layer: nn.Module, x: Tensor, columns: int) -> None:
-    if layer.training or (x.requires_grad and torch.is_grad_enabled()):
-        raise ValueError(
-            "a sparse layer is for inference and was asked to train; call .eval() and use torch.no_grad(), "
-            "or train the dense one"
-        )
-    if x.dtype != torch.float32 or x.device.type != "cpu" or x.shape[-1] != columns:
-        raise ValueError(
-            f"a sparse layer takes float32 on the CPU with {columns} features last, got {x.dtype} of shape "
-            f"{tuple(x.shape)} on {x.device}; convert the input, and leave the model in float32"
-        )
+def _register_vmap(operator: Any) -> None:
+    """Under `torch.vmap` the mapped dimension of the tokens becomes one more batch dimension."""
+
+    @operator.register_vmap
+    def _(info: Any, in_dims: tuple[int | None, ...], x: Tensor, *arguments: Any) -> tuple[Tensor, int]:
+        if any(dim is not None for dim in in_dims[1:]):
+            raise ValueError("vmap over the weights of a sparse layer is not possible; map over its inputs alone")
+        return operator(x.movedim(in_dims[0] or 0, 0), *arguments), 0
 
 
-def _watched() -> bool:
-    """Whether somebody records what is computed (compile, export, trace, make_fx), and has to see an operator."""
-    if torch.compiler.is_compiling():
-        return True
-    modes: int = torch._C._len_torch_dispatch_stack()
-    return modes > 0 or torch.jit.is_tracing()
+for _operator in (sparse_linear, csr_linear):
+    _register_vmap(_operator)
 
 
-class SparseLinear(nn.Module):
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress PyTorch's warning, given once in a process, that CSR tensors are in beta."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        yield
+
+
+def _csr(starts: Tensor, columns: Tensor, values: Tensor, rows: int, columns_in: int) -> Tensor:
+    with _quiet():
+        return torch.sparse_csr_tensor(starts, columns, values, (rows, columns_in), check_invariants=False)
+
+
+# --- layers -----------------------------------------------------------------------------------------------------------
+
+
+class _SparseLayer(nn.Module):
+    """Checks the inputs at each call, and the buffers whenever they have changed since the last one."""
+
+    arrays: tuple[str, ...]  # the buffers that hold the matrix
+    values: Tensor
+    bias: Tensor | None
+
+    def __init__(self, rows: int, columns: int, bias: Tensor | None, activation: str) -> None:
+        super().__init__()
+        self.out_features, self.in_features = rows, columns
+        self.register_buffer("bias", None if bias is None else bias.detach().float().clone())
+        self.activation = activation
+        # Of the last check: the tensors (kept, so that their ids stay theirs), their versions, and all ids and sizes.
+        self._checked: tuple[list[Tensor], list[int], list[int]] | None = None
+        self.eval()
+
+    def problem(self) -> str | None:
+        """What is wrong with the buffers; `None`: nothing."""
+        raise NotImplementedError
+
+    def check(self, x: Tensor) -> None:
+        """Refuse tokens or buffers that the product cannot be computed with."""
+        if self.training or (x.requires_grad and torch.is_grad_enabled()) or _has_tangent(x):
+            raise ValueError(
+                "a sparse layer is for inference and was asked to train; call .eval() and use torch.no_grad(), "
+                "or train the dense one"
+            )
+        if x.dtype != torch.float32 or x.device.type != "cpu" or x.shape[-1:] != (self.in_features,):
+            raise ValueError(
+                f"a sparse layer takes float32 on the CPU with {self.in_features} features last, got {x.dtype} of "
+                f"shape {tuple(x.shape)} on {x.device}; convert the input, and leave the model in float32"
+            )
+
+    def check_buffers(self) -> None:
+        """Check the arrays of the matrix once, and again when one was replaced or written to.
+
+        PyTorch counts the in-place changes of a tensor in `_version`; tensors made in inference mode have no such
+        count, so a change to one of them goes unnoticed here (the kernel stays inside its arrays all the same).
+        """
+        held = self._buffers
+        if self._checked is not None:
+            tensors, versions, identity = self._checked
+            if [*map(_version, tensors)] == versions and [*map(id, held.values()), *self._sizes()] == identity:
+                return
+        _refuse(self.problem())
+        tensors = [tensor for tensor in held.values() if tensor is not None and not tensor.is_inference()]
+        identity = [*map(id, held.values()), *self._sizes()]
+        self._checked = (tensors, [*map(_version, tensors)], identity)
+
+    def _sizes(self) -> tuple[int, ...]:
+        return (self.out_features, self.in_features)
+
+    def extra_repr(self) -> str:
+        kept = self.values.numel() / max(1, self.in_features * self.out_features)
+        return f"{self.in_features}, {self.out_features}, kept={kept:.3f}, activation={self.activation}"
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self._checked = None  # frees the buffers that are converted now
+        return super()._apply(fn, recurse)
+
+
+class SparseLinear(_SparseLayer):
     """activation(x Wᵀ + bias) by the compiled kernel; the zeros of W are neither stored nor multiplied."""
 
-    values: Tensor
+    arrays = ("values", "columns", "counts", "starts")
     columns: Tensor
     counts: Tensor
     starts: Tensor
-    bias: Tensor | None
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> None:
-        super().__init__()
-        packed = pack(weight)
-        for name in ("values", "columns", "counts", "starts"):
-            self.register_buffer(name, getattr(packed, name))
-        self.register_buffer("bias", None if bias is None else bias.detach().float().clone())
-        self.out_features, self.in_features, self.width = packed.rows, packed.columns_in, packed.width
-        self.activation = activation
-        self.eval()
+        rows, columns = weight.shape
+        super().__init__(rows, columns, bias, activation)
+        matrix = sparse_matrix.from_dense(weight)
+        for name in self.arrays:
+            self.register_buffer(name, getattr(matrix, name))
+        self.width = matrix.width
 
     @property
-    def packed(self) -> Packed:
-        held: Any = self._buffers  # by itself, because a module's attributes are slow to get
-        parts = (held["values"], held["columns"], held["counts"], held["starts"])
-        return Packed(*parts, self.out_features, self.in_features, self.width)
+    def matrix(self) -> SparseMatrix:
+        """The arrays as the kernel takes them."""
+        held: Any = self._buffers  # read directly, because nn.Module's attribute lookup is slow
+        arrays = (held["values"], held["columns"], held["counts"], held["starts"])
+        return SparseMatrix(*arrays, self.out_features, self.in_features, self.width)
 
     @property
     def weight(self) -> Tensor:
-        """W, dense again: a new tensor at every call."""
-        return unpack(self.packed)
+        """W as a dense matrix: a new tensor at every call."""
+        return sparse_matrix.to_dense(self.matrix)
+
+    def problem(self) -> str | None:
+        return sparse_matrix.problem(self.matrix, self.bias)
+
+    def _sizes(self) -> tuple[int, ...]:
+        return (self.out_features, self.in_features, self.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        _check(self, x, self.in_features)
-        if type(x) is Tensor and not _watched():
-            # Past the dispatcher, which takes longer than a small layer.
-            return _product(x, self.packed, self._buffers["bias"], self.activation)
+        self.check(x)
+        if type(x) is Tensor and not _traced():
+            self.check_buffers()
+            # Without PyTorch's dispatcher, which takes longer than a small layer.
+            return _product(x, self.matrix, self._buffers["bias"], self.activation)
         sizes = (self.out_features, self.width)
-        parts = (self.values, self.columns, self.counts, self.starts)
-        return sparse_linear(x, *parts, self.bias, *sizes, self.activation)
-
-    def extra_repr(self) -> str:
-        return _shown(self)
+        return sparse_linear(x, self.values, self.columns, self.counts, self.starts, self.bias, *sizes, self.activation)
 
 
-class CsrLinear(nn.Module):
-    """The same by `torch.sparse`, where there is no compiled kernel."""
+class CsrLinear(_SparseLayer):
+    """activation(x Wᵀ + bias) by `torch.sparse`, where there is no compiled kernel."""
 
+    arrays = ("starts", "columns", "values")
     starts: Tensor
     columns: Tensor
-    values: Tensor
-    bias: Tensor | None
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> None:
-        super().__init__()
-        self.out_features, self.in_features = weight.shape
+        rows, columns = weight.shape
+        super().__init__(rows, columns, bias, activation)
         with _quiet():
             matrix = weight.detach().float().to_sparse_csr()
-        # Plain tensors that are no views of a sparse one, which could be neither copied nor traced with its module.
+        # Plain tensors: views of a sparse tensor can be neither copied nor traced with their module.
         self.register_buffer("starts", matrix.crow_indices().clone())
         self.register_buffer("columns", matrix.col_indices().clone())
         self.register_buffer("values", matrix.values().clone())
-        self.register_buffer("bias", None if bias is None else bias.detach().float().clone())
-        self.activation = activation
-        self.eval()
 
     @property
     def weight(self) -> Tensor:
-        """W, dense again: a new tensor at every call."""
+        """W as a dense matrix: a new tensor at every call."""
         return _csr(self.starts, self.columns, self.values, self.out_features, self.in_features).to_dense()
 
+    def problem(self) -> str | None:
+        bias = () if self.bias is None else (self.bias,)
+        for tensor in (self.values, *bias):
+            if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
+                return f"its numbers are {tensor.dtype} on {tensor.device}, they have to be torch.float32 on the CPU"
+        if self.bias is not None and self.bias.shape != (self.out_features,):
+            return f"'bias' has the shape {tuple(self.bias.shape)}, {(self.out_features,)} fits this matrix"
+        try:
+            size = (self.out_features, self.in_features)
+            with _quiet():
+                torch.sparse_csr_tensor(self.starts, self.columns, self.values, size, check_invariants=True)
+        except RuntimeError as error:
+            return f"torch.sparse refuses its arrays: {' '.join(str(error).split())}"
+        return None
+
     def forward(self, x: Tensor) -> Tensor:
-        _check(self, x, self.in_features)
+        self.check(x)
+        if not _traced():
+            self.check_buffers()
         return csr_linear(x, self.starts, self.columns, self.values, self.bias, self.out_features, self.activation)
 
-    def extra_repr(self) -> str:
-        return _shown(self)
+
+def _traced() -> bool:
+    """Whether the call is recorded or transformed (compile, export, trace, make_fx, vmap)."""
+    if torch.compiler.is_compiling():
+        return True
+    modes: int = torch._C._len_torch_dispatch_stack()
+    return modes > 0 or torch._C._functorch.peek_interpreter_stack() is not None or torch.jit.is_tracing()
 
 
-def _shown(layer: SparseLinear | CsrLinear) -> str:
-    kept = layer.values.numel() / max(1, layer.in_features * layer.out_features)
-    return f"{layer.in_features}, {layer.out_features}, kept={kept:.3f}, activation={layer.activation}"
+def _has_tangent(x: Tensor) -> bool:
+    """Whether `x` carries a derivative of forward-mode automatic differentiation."""
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+        return False
+    return forward_ad.unpack_dual(x).tangent is not None
+
+
+def _refuse(problem: str | None) -> None:
+    if problem:
+        raise ValueError(
+            f"a sparse layer cannot compute with its buffers: {problem}; "
+            "load what sparsify made, or call sparsify on the dense model again"
+        )

@@ -1,4 +1,4 @@
-"""Turns a pruned model into one that skips its zeros: the linear layers that gain by it become sparse."""
+"""`sparsify`: a copy of a pruned model whose linear layers skip zeros, where that makes them faster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from platon.deploy import calibration, kernel
+from platon.deploy import calibration, sparse_kernel
 from platon.deploy.layer import ACTIVATE, CsrLinear, SparseLinear
 from platon.engine.topology import is_conv1d
 
@@ -43,7 +43,7 @@ def sparsify(model: nn.Module, *, tokens: int = 128, dense_above: float | None =
                 f"'{name}.weight' is {weight.dtype} on {weight.device}, the sparse kernel computes in float32 on the "
                 "CPU; call model.float().cpu() first"
             )
-    found = kernel.find()
+    found = sparse_kernel.find()
     make = CsrLinear if isinstance(found, str) else SparseLinear
     if isinstance(found, str) and linears:
         warnings.warn(f"no compiled sparse kernel: {found}; torch.sparse takes its place and gains less", stacklevel=2)
@@ -53,8 +53,8 @@ def sparsify(model: nn.Module, *, tokens: int = 128, dense_above: float | None =
         limit = dense_above if dense_above is not None else calibration.limit(make, rows, columns, tokens)
         if (limit or dense_above is not None) and int(_matrix(module).count_nonzero()) <= limit * rows * columns:
             chosen.append(module)
-    # deepcopy takes what its memo holds for a module instead of copying it: wherever the module is referred to, and
-    # without a second copy of the dense weights.
+    # deepcopy uses what its memo holds for a module instead of copying it, so the sparse layers take the place of the
+    # dense ones wherever these are referred to, and the dense weights are not copied.
     memo: dict[int, object] = {}
     for module, (activation, name) in _followed_by(model, chosen).items():
         memo[id(activation)] = nn.Identity()
@@ -65,19 +65,19 @@ def sparsify(model: nn.Module, *, tokens: int = 128, dense_above: float | None =
     fast = copy.deepcopy(model, memo)
     for module in fast.modules():
         if isinstance(module, nn.TransformerEncoderLayer):
-            module.activation_relu_or_gelu = 0  # its own fast path reads the weights of layers that may be sparse now
+            module.activation_relu_or_gelu = 0  # turns off its fast path, which reads the dense weights of its layers
     return fast.eval().requires_grad_(False)
 
 
 def _is_plain_linear(module: nn.Module) -> bool:
-    """A linear that is called as one: its subclasses may be anything, and hooks want the module that they are on."""
+    """Whether this is an nn.Linear or a Conv1D that can be replaced: no subclass, and no hooks on it."""
     hooked = module._forward_hooks or module._forward_pre_hooks
     plain = type(module) is nn.Linear or (type(module).__name__ == "Conv1D" and is_conv1d(module))
     return plain and not hooked
 
 
 def _matrix(module: nn.Module) -> Tensor:
-    """The weights as [rows, columns]."""
+    """The weights as [rows, columns], whichever way they are stored."""
     weight = module.get_parameter("weight")
     return weight if isinstance(module, nn.Linear) else weight.t()
 
@@ -91,34 +91,34 @@ def _made(make: type[SparseLinear] | type[CsrLinear], module: nn.Module, activat
 
 
 def _followed_by(model: nn.Module, chosen: list[nn.Module]) -> dict[nn.Module, tuple[nn.Module, str]]:
-    """For each layer that is followed by an activation which the kernel knows, and by nothing else: that activation.
+    """The activation that follows a layer and nothing else, for each chosen layer with one that the kernel can compute.
 
-    Found by structure and shown by a trial: a part of the model that holds one activation and one or two linear layers
-    computes act(first(x)), or second(act(first(x))), on random tokens. No names of architectures.
+    Candidates are modules that contain one activation and one or two linear layers. A trial on random tokens then has
+    to show that the module computes act(first(x)) or second(act(first(x))).
     """
     uses = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
     wanted = {id(module) for module in chosen}
     found: dict[nn.Module, tuple[nn.Module, str]] = {}
-    for part in model.modules():
-        children = [child for child in part.children() if not isinstance(child, nn.Dropout | nn.Identity)]
+    for module in model.modules():
+        children = [child for child in module.children() if not isinstance(child, nn.Dropout | nn.Identity)]
         linears = [child for child in children if _is_plain_linear(child)]
         others = [child for child in children if not _is_plain_linear(child)]
         if len(others) != 1 or len(linears) not in (1, 2) or id(linears[0]) not in wanted:
             continue
         first, activation = linears[0], others[0]
         name = _activation_name(activation)
-        if name and uses[id(first)] == uses[id(activation)] == 1 and _computes(part, linears, activation):
+        if name and uses[id(first)] == uses[id(activation)] == 1 and _computes(module, linears, activation):
             found[first] = (activation, name)
     return found
 
 
 def _activation_name(module: nn.Module) -> str | None:
-    """Known by what it does to numbers."""
+    """The name of the activation that a module computes, found by trying it on numbers; `None`: another one."""
     if next(iter(_tensors(module)), None) is not None:
         return None
     try:
         out = module(_PROBE.clone())
-    except Exception:  # a module of another kind wants another input
+    except Exception:  # not an activation: it takes another kind of input
         return None
     if not isinstance(out, Tensor) or out.shape != _PROBE.shape:
         return None
@@ -126,17 +126,17 @@ def _activation_name(module: nn.Module) -> str | None:
     return next(known, None)
 
 
-def _computes(part: nn.Module, linears: list[nn.Module], activation: nn.Module) -> bool:
-    """Whether the part is its first linear, the activation, and its second linear if it has one."""
-    shared: dict[int, object] = {id(tensor): tensor for tensor in _tensors(part)}
-    trial = copy.deepcopy(part, shared).eval()  # dropout off, and the model's own mode left alone
+def _computes(module: nn.Module, linears: list[nn.Module], activation: nn.Module) -> bool:
+    """Whether the module computes its first linear, the activation, and its second linear if it has one."""
+    shared: dict[int, object] = {id(tensor): tensor for tensor in _tensors(module)}
+    trial = copy.deepcopy(module, shared).eval()  # a copy, so that the model stays in its mode; the weights are shared
     x = torch.randn(3, _matrix(linears[0]).shape[1], generator=torch.Generator().manual_seed(0))
     try:
         out = trial(x.clone())
         expected = activation(linears[0](x))
         if len(linears) == 2:
             expected = linears[1](expected)
-    except Exception:  # it takes more than tokens, or its layers do not follow each other
+    except Exception:  # it takes other inputs, or its layers do not follow each other
         return False
     return isinstance(out, Tensor) and out.shape == expected.shape and torch.allclose(out, expected, 1e-5, 1e-6)
 

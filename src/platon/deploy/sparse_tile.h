@@ -1,37 +1,40 @@
-/* One tile of tokens times one block of rows, for one vector width; included once for each instruction set.
+/* One tile of tokens times one row block, for one vector width. sparse.c includes this file once for each instruction
+   set and defines VECTOR (floats in a vector), MOST (vectors in the widest tile), TARGET (a function attribute) and
+   NAME(x) (x with a suffix).
 
-   The includer defines VECTOR (floats in a vector), MOST (vectors in the widest tile), TARGET (an attribute) and
-   NAME(x) (x with a suffix). A tile is 1, 2, 4 or 8 vectors of tokens. Inside it everything lies feature by feature,
-   the tokens of a feature side by side, so that a weight is broadcast and meets a contiguous vector. */
+   A tile is 1, 2, 4 or 8 vectors of tokens. It is stored feature by feature, the tokens of a feature contiguous, so
+   that a weight is broadcast and multiplied with a contiguous vector. */
 
 typedef float NAME(vec) __attribute__((vector_size(4 * VECTOR), aligned(4), may_alias));
 typedef int32_t NAME(ints) __attribute__((vector_size(4 * VECTOR), aligned(4), may_alias));
 #define VEC NAME(vec)
 #define INTS NAME(ints)
 
-/* The rows of one block. WIDE vectors of tokens stay in registers while the non-zeros of a row stream by; CHAINS
-   independent sums hide the latency of an addition where WIDE alone does not. */
+/* The rows of one block. The sums of a row, WIDE vectors of tokens, stay in registers while its non-zeros are read.
+   CHAINS independent sums hide the latency of an addition where WIDE vectors alone do not. */
 #define ROWS(NAME_, WIDE, CHAINS)                                                                                     \
     TARGET APART static void NAME_(const struct matrix *m, int64_t block, const float *tile, float *sums) {           \
         const float *value = m->values + m->starts[block];                                                            \
         const uint8_t *column = m->columns + m->starts[block];                                                        \
-        const uint16_t *count = m->counts + block * m->parts * ROW_BLOCK;                                             \
+        const uint16_t *count = m->counts + block * m->panels * ROW_BLOCK;                                            \
+        const float *last = m->values + m->starts[block + 1];                                                         \
         int64_t first_row = block * ROW_BLOCK;                                                                        \
-        for (int64_t part = 0; part < m->parts; part++) {                                                             \
-            const float *here = tile + part * m->width * WIDE * VECTOR;                                               \
+        for (int64_t panel = 0; panel < m->panels; panel++) {                                                         \
+            const float *here = tile + panel * m->width * WIDE * VECTOR;                                              \
             for (int64_t i = 0; i < ROW_BLOCK; i++, count++) {                                                        \
                 int64_t row = *count % ROW_BLOCK;                                                                     \
                 VEC *sum = (VEC *)(sums + row * WIDE * VECTOR);                                                       \
                 VEC total[CHAINS][WIDE];                                                                              \
-                float start = part == 0 && m->bias && first_row + row < m->rows ? m->bias[first_row + row] : 0.0f;    \
+                float start = panel == 0 && m->bias && first_row + row < m->rows ? m->bias[first_row + row] : 0.0f;   \
                 UNROLL for (int v = 0; v < WIDE; v++) {                                                               \
-                    if (part)                                                                                         \
+                    if (panel)                                                                                        \
                         total[0][v] = sum[v];                                                                         \
                     else                                                                                              \
                         total[0][v] = (VEC){0} + start;                                                               \
                 }                                                                                                     \
                 UNROLL for (int c = 1; c < CHAINS; c++) UNROLL for (int v = 0; v < WIDE; v++) total[c][v] = (VEC){0}; \
-                const float *end = value + *count / ROW_BLOCK;                                                        \
+                int64_t length = *count / ROW_BLOCK, left = last - value;                                             \
+                const float *end = value + (length < left ? length : left);                                           \
                 if (CHAINS > 1)                                                                                       \
                     for (; end - value >= CHAINS; value += CHAINS, column += CHAINS)                                  \
                         UNROLL for (int c = 0; c < CHAINS; c++) {                                                     \
@@ -58,7 +61,7 @@ ROWS(NAME(rows4), 4, 1)
 ROWS(NAME(rows8), 8, 1)
 #endif
 
-/* The smaller one; `b` where `a` is NaN. */
+/* The smaller of two numbers; `b` where `a` is NaN. */
 TARGET static inline VEC NAME(least)(VEC a, VEC b) {
     INTS below = a < b;
     return (VEC)((below & (INTS)a) | (~below & (INTS)b));
@@ -68,20 +71,20 @@ TARGET static inline VEC NAME(absolute)(VEC x) { return (VEC)((INTS)x & 0x7fffff
 
 /* 2^x for x from -126 to 0. */
 TARGET static inline VEC NAME(power)(VEC x) {
-    INTS whole = __builtin_convertvector(x - 0.5f, INTS);
-    VEC part = x - __builtin_convertvector(whole, VEC);
+    INTS integer = __builtin_convertvector(x - 0.5f, INTS);
+    VEC fraction = x - __builtin_convertvector(integer, VEC);
     VEC y = (VEC){0} + 1.32669706e-3f;
-    y = y * part + 9.67545994e-3f;
-    y = y * part + 5.55074252e-2f;
-    y = y * part + 0.240221217f;
-    y = y * part + 0.693146944f;
-    y = y * part + 1.00000012f;
-    return (VEC)((INTS)y + whole * (1 << 23));
+    y = y * fraction + 9.67545994e-3f;
+    y = y * fraction + 5.55074252e-2f;
+    y = y * fraction + 0.240221217f;
+    y = y * fraction + 0.693146944f;
+    y = y * fraction + 1.00000012f;
+    return (VEC)((INTS)y + integer * (1 << 23));
 }
 
 /* x Φ(x) = max(x, 0) - t Φ(-t), t = |x|. The polynomial is log2 Φ(-t), fitted up to 7.5, where t Φ(-t) is 2e-13. */
 TARGET static inline VEC NAME(gelu)(VEC x) {
-    VEC all = NAME(absolute)(x), t = NAME(least)(all, (VEC){0} + 7.5f);
+    VEC size = NAME(absolute)(x), t = NAME(least)(size, (VEC){0} + 7.5f);
     VEC y = (VEC){0} - 9.36431732e-9f;
     y = y * t + 3.41511793e-7f;
     y = y * t - 5.20769572e-6f;
@@ -93,14 +96,14 @@ TARGET static inline VEC NAME(gelu)(VEC x) {
     y = y * t - 0.459091455f;
     y = y * t - 1.1511302f;
     y = y * t - 0.999998271f;
-    return 0.5f * (x + all) - t * NAME(power)(y);
+    return 0.5f * (x + size) - t * NAME(power)(y);
 }
 
 /* max(x, 0) - t 2^-u / (1 + 2^-u), t = |x|, u = 2 √(2/π) (t + 0.044715 t³) / ln 2: 63 at t = 7.5. */
 TARGET static inline VEC NAME(gelu_tanh)(VEC x) {
-    VEC all = NAME(absolute)(x), t = NAME(least)(all, (VEC){0} + 7.5f);
+    VEC size = NAME(absolute)(x), t = NAME(least)(size, (VEC){0} + 7.5f);
     VEC y = NAME(power)(-t * (2.30220820f + 0.102943240f * t * t));
-    return 0.5f * (x + all) - t * (y / (1.0f + y));
+    return 0.5f * (x + size) - t * (y / (1.0f + y));
 }
 
 TARGET static void NAME(activate)(float *sums, int64_t count, int activation) {
@@ -113,11 +116,11 @@ TARGET static void NAME(activate)(float *sums, int64_t count, int activation) {
             *sum = NAME(gelu_tanh)(*sum);
     else
         for (VEC *sum = (VEC *)sums; sum < end; sum++)
-            *sum = (VEC)((INTS)*sum & ~(*sum < 0.0f)); /* a NaN stays one */
+            *sum = (VEC)((INTS)*sum & ~(*sum < 0.0f)); /* NaN stays NaN */
 }
 
-/* Eight rows of eight to columns, in three rounds of pairs. */
-TARGET static inline void NAME(turn)(const float *from, int64_t from_stride, float *to, int64_t to_stride) {
+/* Transpose 8 × 8 floats, in three rounds of shuffles of pairs. */
+TARGET static inline void NAME(transpose8)(const float *from, int64_t from_stride, float *to, int64_t to_stride) {
 #if VECTOR == 4
     for (int down = 0; down < 8; down += 4)
         for (int right = 0; right < 8; right += 4) {
@@ -150,14 +153,14 @@ TARGET static inline void NAME(turn)(const float *from, int64_t from_stride, flo
 #endif
 }
 
-/* `down` rows of `right` floats to columns. */
+/* Transpose `down` rows of `right` floats. */
 TARGET static void NAME(transpose)(const float *from, int64_t from_stride, int64_t down, int64_t right, float *to,
                                    int64_t to_stride) {
     int64_t row = 0;
     for (; row + 8 <= down; row += 8) {
         int64_t column = 0;
         for (; column + 8 <= right; column += 8)
-            NAME(turn)(from + row * from_stride + column, from_stride, to + column * to_stride + row, to_stride);
+            NAME(transpose8)(from + row * from_stride + column, from_stride, to + column * to_stride + row, to_stride);
         for (; column < right; column++)
             for (int64_t i = row; i < row + 8; i++)
                 to[column * to_stride + i] = from[i * from_stride + column];
@@ -167,52 +170,52 @@ TARGET static void NAME(transpose)(const float *from, int64_t from_stride, int64
             to[column * to_stride + row] = from[row * from_stride + column];
 }
 
-/* Up to `wide` tokens into a tile of `wide`, feature by feature; the missing ones are 0. */
-TARGET static void NAME(read_tile)(const struct job *job, int64_t token, int64_t wide, float *tile) {
-    int64_t columns = job->matrix.columns_in, tokens = job->tokens - token < wide ? job->tokens - token : wide;
-    const float *x = job->x + token * job->x_stride;
-    /* 16 columns at a time: whole cache lines of the input, and a part of the tile that stays in the first cache. */
+/* Copy up to `wide` tokens into a tile, feature by feature; missing tokens are 0. */
+TARGET static void NAME(read_tile)(const struct product *p, int64_t token, int64_t wide, float *tile) {
+    int64_t columns = p->matrix.columns_in, tokens = p->tokens - token < wide ? p->tokens - token : wide;
+    const float *x = p->x + token * p->x_stride;
+    /* 16 columns at a time: full cache lines of the input, and a slice of the tile that fits in the first cache. */
     for (int64_t column = 0; column < columns; column += 16)
-        NAME(transpose)(x + column, job->x_stride, tokens, columns - column < 16 ? columns - column : 16,
+        NAME(transpose)(x + column, p->x_stride, tokens, columns - column < 16 ? columns - column : 16,
                         tile + column * wide, wide);
     if (tokens < wide)
         for (int64_t column = 0; column < columns; column++)
             memset(tile + column * wide + tokens, 0, (wide - tokens) * sizeof(float));
 }
 
-/* The sums of one block of rows, token by token again. */
-TARGET static void NAME(write_tile)(const struct job *job, int64_t token, int64_t wide, int64_t block,
+/* Write the sums of one row block to the output, token by token. */
+TARGET static void NAME(write_tile)(const struct product *p, int64_t token, int64_t wide, int64_t block,
                                     const float *sums) {
-    int64_t tokens = job->tokens - token < wide ? job->tokens - token : wide;
-    int64_t first = block * ROW_BLOCK, left = job->matrix.rows - first, rows = left < ROW_BLOCK ? left : ROW_BLOCK;
-    float *out = job->out + token * job->out_stride + first;
-    /* 8 tokens at a time, so that a token's rows are written in one go. */
+    int64_t tokens = p->tokens - token < wide ? p->tokens - token : wide;
+    int64_t first = block * ROW_BLOCK, left = p->matrix.rows - first, rows = left < ROW_BLOCK ? left : ROW_BLOCK;
+    float *out = p->out + token * p->out_stride + first;
+    /* 8 tokens at a time, so that the rows of a token are written together. */
     for (int64_t t = 0; t < tokens; t += 8)
-        NAME(transpose)(sums + t, wide, rows, tokens - t < 8 ? tokens - t : 8, out + t * job->out_stride,
-                        job->out_stride);
+        NAME(transpose)(sums + t, wide, rows, tokens - t < 8 ? tokens - t : 8, out + t * p->out_stride,
+                        p->out_stride);
 }
 
-/* One block of rows for one tile. */
-TARGET static void NAME(compute)(const struct job *job, int64_t token, int64_t wide, int64_t block, const float *tile,
+/* One row block for one tile of tokens: sums, activation, output. */
+TARGET static void NAME(compute)(const struct product *p, int64_t token, int64_t wide, int64_t block, const float *tile,
                                  float *sums) {
     switch (wide / VECTOR) {
     case 1:
-        NAME(rows1)(&job->matrix, block, tile, sums);
+        NAME(rows1)(&p->matrix, block, tile, sums);
         break;
     case 2:
-        NAME(rows2)(&job->matrix, block, tile, sums);
+        NAME(rows2)(&p->matrix, block, tile, sums);
         break;
     case 4:
-        NAME(rows4)(&job->matrix, block, tile, sums);
+        NAME(rows4)(&p->matrix, block, tile, sums);
         break;
 #if MOST == 8
     default:
-        NAME(rows8)(&job->matrix, block, tile, sums);
+        NAME(rows8)(&p->matrix, block, tile, sums);
 #endif
     }
-    if (job->activation != NONE)
-        NAME(activate)(sums, ROW_BLOCK * wide, job->activation);
-    NAME(write_tile)(job, token, wide, block, sums);
+    if (p->activation != NONE)
+        NAME(activate)(sums, ROW_BLOCK * wide, p->activation);
+    NAME(write_tile)(p, token, wide, block, sums);
 }
 
 #undef VEC
