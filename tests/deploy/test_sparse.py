@@ -30,8 +30,9 @@ from transformers.pytorch_utils import Conv1D
 
 import platon
 from platon.deploy import calibration, sparse_kernel
-from platon.deploy.layer import CsrLinear, SparseLinear, csr_linear, sparse_linear
+from platon.deploy.layer import CsrLinear, SparseLinear
 from platon.deploy.sparse_matrix import from_dense
+from platon.deploy.sparse_operator import csr_linear, sparse_linear
 
 SMALL = {"vocab_size": 99, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 IDS = torch.randint(0, 99, (3, 7), generator=torch.Generator().manual_seed(0))

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import platon
-from platon.deploy import bits
+from platon.deploy import bitmask
 from platon.deploy.storage import MANIFEST, SPARSE, WEIGHTS, size_on_disk
 from platon.engine.family import heads, neurons
 
@@ -195,7 +195,7 @@ DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int
 
 @given(st.data())
 @settings(max_examples=80, deadline=None)
-def test_squeezed_and_back(data: st.DataObject) -> None:
+def test_compressed_and_back(data: st.DataObject) -> None:
     """Any bits: minus zero, not a number, infinities; any shape, the empty one and that of a number included."""
     dtype = data.draw(st.sampled_from(DTYPES))
     shape = data.draw(st.lists(st.integers(0, 9), max_size=3))
@@ -209,8 +209,8 @@ def test_squeezed_and_back(data: st.DataObject) -> None:
         special = torch.tensor([-0.0, float("nan"), float("-inf")], dtype=dtype)
         raw[:3] = special.view(-1, 1).view(torch.uint8).view(3, width)
     tensor = raw.view(-1).view(dtype).view(shape)
-    stored = bits.squeeze({"x": tensor})
-    back = bits.unsqueeze(stored, {"x": tuple(shape)})["x"]
+    stored = bitmask.compress({"x": tensor})
+    back = bitmask.decompress(stored, {"x": tuple(shape)})["x"]
     assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape)
     assert torch.equal(back.contiguous().view(-1).view(torch.uint8), tensor.contiguous().view(-1).view(torch.uint8))
     size = sum(t.numel() * t.element_size() for t in stored.values())
@@ -220,10 +220,10 @@ def test_squeezed_and_back(data: st.DataObject) -> None:
 def test_the_format_is_the_documented_one() -> None:
     """By hand: the first element is the lowest bit of the first byte."""
     tensor = torch.tensor([[0.0, 1.5, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, -0.0], [2.5, 0.0, 0.0]])
-    stored = bits.squeeze({"w": tensor})
+    stored = bitmask.compress({"w": tensor})
     assert stored["bits/w"].tolist() == [0b00000010, 0b00000011]
     assert stored["values/w"].tolist() == [1.5, -0.0, 2.5]
-    assert bits.squeeze({"w": torch.ones(3)}).keys() == {"w"}
+    assert bitmask.compress({"w": torch.ones(3)}).keys() == {"w"}
 
 
 def test_a_tenth_takes_a_seventh_of_the_bytes(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from platon.deploy import surgery
+from platon.deploy.storage import save_with_manifest
 from platon.engine.family import Anatomy, Family, anatomy, attribute, heads, inputs_of, neurons, width_in
 from platon.engine.topology import blocks, weights_of
 
@@ -46,6 +47,7 @@ def compact(model: nn.Module) -> nn.Module:
             stacklevel=2,
         )
         return model
+    save_with_manifest(small)  # no configuration describes its shapes
     return small
 
 

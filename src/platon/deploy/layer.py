@@ -2,118 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
-import warnings
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.nn import functional as F
 
-from platon.deploy import sparse_kernel, sparse_matrix
+from platon.deploy import sparse_matrix
 from platon.deploy.sparse_matrix import SparseMatrix
+from platon.deploy.sparse_operator import csr_linear, csr_matrix, product, quiet, refuse, sparse_linear
 
 _version = operator.attrgetter("_version")
-
-ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": lambda x: x,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-}
-
-
-def _product(x: Tensor, matrix: SparseMatrix, bias: Tensor | None, activation: str) -> Tensor:
-    found = sparse_kernel.find()
-    if isinstance(found, str):
-        raise ValueError(f"this model needs the compiled kernel, and {found}; call sparsify on the dense model here")
-    return found.linear(x, matrix, bias, activation)
-
-
-# --- as operators of PyTorch, which `torch.compile`, `torch.export` and `vmap` see as one node ------------------------
-
-
-@torch.library.custom_op("platon::sparse_linear", mutates_args=())
-def sparse_linear(
-    x: Tensor,
-    values: Tensor,
-    columns: Tensor,
-    counts: Tensor,
-    starts: Tensor,
-    bias: Tensor | None,
-    rows: int,
-    width: int,
-    activation: str,
-) -> Tensor:
-    """activation(x Wᵀ + bias), with the arrays of a `SparseMatrix`."""
-    matrix = SparseMatrix(values, columns, counts, starts, rows, x.shape[-1], width)
-    _refuse(sparse_matrix.layout_problem(matrix, bias))
-    return _product(x, matrix, bias, activation)
-
-
-@sparse_linear.register_fake
-def _(
-    x: Tensor,
-    values: Tensor,
-    columns: Tensor,
-    counts: Tensor,
-    starts: Tensor,
-    bias: Tensor | None,
-    rows: int,
-    width: int,
-    activation: str,
-) -> Tensor:
-    return x.new_empty(*x.shape[:-1], rows)
-
-
-@torch.library.custom_op("platon::csr_linear", mutates_args=())
-def csr_linear(
-    x: Tensor, starts: Tensor, columns: Tensor, values: Tensor, bias: Tensor | None, rows: int, activation: str
-) -> Tensor:
-    """activation(x Wᵀ + bias) by `torch.sparse`."""
-    out = torch.mm(_csr(starts, columns, values, rows, x.shape[-1]), x.reshape(-1, x.shape[-1]).t()).t()
-    out = out.contiguous() if bias is None else out + bias
-    return ACTIVATE[activation](out).reshape(*x.shape[:-1], rows).contiguous()
-
-
-@csr_linear.register_fake
-def _(
-    x: Tensor, starts: Tensor, columns: Tensor, values: Tensor, bias: Tensor | None, rows: int, activation: str
-) -> Tensor:
-    return x.new_empty(*x.shape[:-1], rows)
-
-
-def _register_vmap(operator: Any) -> None:
-    """Under `torch.vmap` the mapped dimension of the tokens becomes one more batch dimension."""
-
-    @operator.register_vmap
-    def _(info: Any, in_dims: tuple[int | None, ...], x: Tensor, *arguments: Any) -> tuple[Tensor, int]:
-        if any(dim is not None for dim in in_dims[1:]):
-            raise ValueError("vmap over the weights of a sparse layer is not possible; map over its inputs alone")
-        return operator(x.movedim(in_dims[0] or 0, 0), *arguments), 0
-
-
-for _operator in (sparse_linear, csr_linear):
-    _register_vmap(_operator)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress PyTorch's warning, given once in a process, that CSR tensors are in beta."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        yield
-
-
-def _csr(starts: Tensor, columns: Tensor, values: Tensor, rows: int, columns_in: int) -> Tensor:
-    with _quiet():
-        return torch.sparse_csr_tensor(starts, columns, values, (rows, columns_in), check_invariants=False)
-
-
-# --- layers -----------------------------------------------------------------------------------------------------------
 
 
 class _SparseLayer(nn.Module):
@@ -160,7 +60,7 @@ class _SparseLayer(nn.Module):
             tensors, versions, identity = self._checked
             if [*map(_version, tensors)] == versions and [*map(id, held.values()), *self._sizes()] == identity:
                 return
-        _refuse(self.problem())
+        refuse(self.problem())
         tensors = [tensor for tensor in held.values() if tensor is not None and not tensor.is_inference()]
         identity = [*map(id, held.values()), *self._sizes()]
         self._checked = (tensors, [*map(_version, tensors)], identity)
@@ -186,12 +86,20 @@ class SparseLinear(_SparseLayer):
     starts: Tensor
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> None:
-        rows, columns = weight.shape
-        super().__init__(rows, columns, bias, activation)
-        matrix = sparse_matrix.from_dense(weight)
+        self._set(sparse_matrix.from_dense(weight), bias, activation)
+
+    def _set(self, matrix: SparseMatrix, bias: Tensor | None, activation: str) -> None:
+        super().__init__(matrix.rows, matrix.columns_in, bias, activation)
         for name in self.arrays:
             self.register_buffer(name, getattr(matrix, name))
         self.width = matrix.width
+
+    @classmethod
+    def of(cls, matrix: SparseMatrix, bias: Tensor | None, activation: str) -> SparseLinear:
+        """A layer with this matrix, which is not copied."""
+        layer = cls.__new__(cls)
+        layer._set(matrix, bias, activation)
+        return layer
 
     @property
     def matrix(self) -> SparseMatrix:
@@ -216,7 +124,7 @@ class SparseLinear(_SparseLayer):
         if type(x) is Tensor and not _traced():
             self.check_buffers()
             # Without PyTorch's dispatcher, which takes longer than a small layer.
-            return _product(x, self.matrix, self._buffers["bias"], self.activation)
+            return product(x, self.matrix, self._buffers["bias"], self.activation)
         sizes = (self.out_features, self.width)
         return sparse_linear(x, self.values, self.columns, self.counts, self.starts, self.bias, *sizes, self.activation)
 
@@ -229,10 +137,25 @@ class CsrLinear(_SparseLayer):
     columns: Tensor
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> None:
-        rows, columns = weight.shape
+        with quiet():
+            self._set(weight.detach().float().to_sparse_csr(), bias, activation)
+
+    @classmethod
+    def of(cls, matrix: SparseMatrix, bias: Tensor | None, activation: str) -> CsrLinear:
+        """A layer with the same matrix as a `SparseLinear`; no dense matrix is made on the way."""
+        layer, size = cls.__new__(cls), (matrix.rows, matrix.columns_in)
+        indices = torch.stack(sparse_matrix.coordinates(matrix))
+        with quiet():
+            layer._set(
+                torch.sparse_coo_tensor(indices, matrix.values, size, check_invariants=True).to_sparse_csr(),
+                bias,
+                activation,
+            )
+        return layer
+
+    def _set(self, matrix: Tensor, bias: Tensor | None, activation: str) -> None:
+        rows, columns = matrix.shape
         super().__init__(rows, columns, bias, activation)
-        with _quiet():
-            matrix = weight.detach().float().to_sparse_csr()
         # Plain tensors: views of a sparse tensor can be neither copied nor traced with their module.
         self.register_buffer("starts", matrix.crow_indices().clone())
         self.register_buffer("columns", matrix.col_indices().clone())
@@ -241,7 +164,7 @@ class CsrLinear(_SparseLayer):
     @property
     def weight(self) -> Tensor:
         """W as a dense matrix: a new tensor at every call."""
-        return _csr(self.starts, self.columns, self.values, self.out_features, self.in_features).to_dense()
+        return csr_matrix(self.starts, self.columns, self.values, self.out_features, self.in_features).to_dense()
 
     def problem(self) -> str | None:
         bias = () if self.bias is None else (self.bias,)
@@ -252,7 +175,7 @@ class CsrLinear(_SparseLayer):
             return f"'bias' has the shape {tuple(self.bias.shape)}, {(self.out_features,)} fits this matrix"
         try:
             size = (self.out_features, self.in_features)
-            with _quiet():
+            with quiet():
                 torch.sparse_csr_tensor(self.starts, self.columns, self.values, size, check_invariants=True)
         except RuntimeError as error:
             return f"torch.sparse refuses its arrays: {' '.join(str(error).split())}"
@@ -278,11 +201,3 @@ def _has_tangent(x: Tensor) -> bool:
     if torch.compiler.is_compiling() or forward_ad._current_level < 0:
         return False
     return forward_ad.unpack_dual(x).tangent is not None
-
-
-def _refuse(problem: str | None) -> None:
-    if problem:
-        raise ValueError(
-            f"a sparse layer cannot compute with its buffers: {problem}; "
-            "load what sparsify made, or call sparsify on the dense model again"
-        )

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from platon.deploy import calibration, sparse_kernel
-from platon.deploy.layer import ACTIVATE, CsrLinear, SparseLinear
+from platon.deploy.layer import CsrLinear, SparseLinear
+from platon.deploy.sparse_layout import skip_fast_paths
+from platon.deploy.sparse_operator import ACTIVATE
 from platon.engine.topology import is_conv1d
 
 _PROBE = torch.linspace(-8, 8, 257)
@@ -63,9 +65,11 @@ def sparsify(model: nn.Module, *, tokens: int = 128, dense_above: float | None =
         if id(module) not in memo:
             memo[id(module)] = _made(make, module, "none")
     fast = copy.deepcopy(model, memo)
-    for module in fast.modules():
-        if isinstance(module, nn.TransformerEncoderLayer):
-            module.activation_relu_or_gelu = 0  # turns off its fast path, which reads the dense weights of its layers
+    skip_fast_paths(fast)
+    if hasattr(fast, "save_pretrained"):
+        from platon.deploy.storage import save_with_manifest  # imports transformers, which other models do without
+
+        save_with_manifest(fast)
     return fast.eval().requires_grad_(False)
 
 

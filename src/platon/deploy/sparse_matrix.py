@@ -66,6 +66,14 @@ def from_dense(weight: Tensor, width: int | None = None) -> SparseMatrix:
     )
 
 
+def unfilled(rows: int, columns: int, width: int, nonzeros: int) -> SparseMatrix:
+    """A matrix whose arrays have shapes and types, but no memory."""
+    blocks, panels = -(-rows // ROW_BLOCK), max(1, -(-columns // width))
+    lengths = {"values": nonzeros, "columns": nonzeros, "counts": blocks * panels * ROW_BLOCK, "starts": blocks + 1}
+    arrays = {name: torch.empty(length, dtype=_DTYPES[name], device="meta") for name, length in lengths.items()}
+    return SparseMatrix(**arrays, rows=rows, columns_in=columns, width=width)
+
+
 def to_dense(matrix: SparseMatrix) -> Tensor:
     """The dense matrix again."""
     blocks, panels = matrix.starts.numel() - 1, matrix.panels
@@ -74,6 +82,13 @@ def to_dense(matrix: SparseMatrix) -> Tensor:
     dense[row, matrix.columns.long()] = matrix.values
     ordered = dense.view(blocks, panels, ROW_BLOCK, matrix.width).transpose(1, 2)
     return ordered.reshape(blocks * ROW_BLOCK, panels * matrix.width)[: matrix.rows, : matrix.columns_in].contiguous()
+
+
+def coordinates(matrix: SparseMatrix) -> tuple[Tensor, Tensor]:
+    """Row and column of each non-zero."""
+    panels, place = matrix.panels, torch.repeat_interleave(_places(matrix), _lengths(matrix))
+    block, panel = place // ROW_BLOCK // panels, place // ROW_BLOCK % panels
+    return block * ROW_BLOCK + place % ROW_BLOCK, panel * matrix.width + matrix.columns.long()
 
 
 def panel_width(columns: int) -> int:

@@ -1,72 +1,60 @@
-"""Models in folders: configuration, weights, and a manifest of the shapes. docs/storage.md is the format."""
+"""Models in folders: configuration, weights, and a manifest of the shapes. docs/storage.md describes the format."""
 
 from __future__ import annotations
 
-import json
-import os
+import errno
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 import transformers
-from accelerate import init_empty_weights
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from platon.deploy import bits, rebuild
-from platon.engine.family import heads
+from platon.deploy import bitmask, rebuild, skeleton, sparse_layout
+from platon.deploy.manifest import (
+    CONFIG,
+    GENERATION,
+    MANIFEST,
+    SPARSE,
+    WEIGHTS,
+    Manifest,
+    TensorType,
+    read_json,
+    read_manifest,
+)
 
-FORMAT = 1
-MANIFEST, CONFIG, GENERATION = "manifest.json", "config.json", "generation_config.json"
-WEIGHTS, SPARSE = "model.safetensors", "sparse.safetensors"
+__all__ = ["CONFIG", "MANIFEST", "SPARSE", "WEIGHTS", "load", "processor_in", "save", "size_on_disk"]
+
+# Files of transformers' Trainer: a folder that holds one of them is not replaced.
+_TRAINING = ("training_args.bin", "trainer_state.json", "checkpoint-*")
 
 
 def save(model: nn.Module, folder: str | Path, *, sparse: bool = False, processor: Any = None) -> Path:
-    """Write a model, compact or not, to a folder that `load` reads; the folder is there whole or not at all.
+    """Write a model to a folder that `load` reads; the folder is complete or not there at all.
 
     Args:
-        model: a transformers model; what `platon.compact` made of one, too.
-        folder: it may hold a model that was saved before, which is replaced; anything else in it is refused.
+        model: a transformers model, also what `platon.compact` or `platon.sparsify` made of one.
+        folder: may hold a model that was saved before, which is replaced; a folder with other contents is refused. If
+            it is a symbolic link, what it points to is replaced.
         sparse: write a tensor as bits and values where that takes fewer bytes: for unstructured pruning.
         processor: a tokenizer or image processor to save beside the model.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model must be a model of transformers, got {type(model).__name__}")
+    manifest, tensors = _contents(model, sparse=sparse)
     folder = Path(folder)
-    if folder.exists() and not (folder.is_dir() and ((folder / MANIFEST).exists() or not any(folder.iterdir()))):
-        raise ValueError(f"{str(folder)!r} holds something else than a saved model; choose another folder")
-    tensors = {name: tensor.cpu() for name, tensor in _tensors(model).items()}
-    manifest = {
-        "format": FORMAT,
-        "class": type(model).__name__,
-        "attention": getattr(model.config, "_attn_implementation", None),
-        "heads": _heads(model),
-        "weights": SPARSE if sparse else WEIGHTS,
-        "tensors": {name: {"dtype": _name(t.dtype), "shape": list(t.shape)} for name, t in tensors.items()},
-        # Buffers that are made and not stored follow the model into half precision.
-        "dtypes": {name: _name(b.dtype) for name, b in model.named_buffers() if name not in tensors},
-    }
-    with torch.device("meta"):  # only the names and shapes count
-        skeleton = _class(manifest)(type(model.config).from_dict(model.config.to_dict()))
-    rebuild.cut_to(skeleton, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
-    _check_names(manifest, skeleton, f"{type(model).__name__} as transformers builds it")
-    place = folder.absolute()
-    temporary = place.with_name(f".{place.name}.{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
+    place = _place(folder)
+    temporary = place.with_name(f".{place.name}.{uuid4().hex}")
     try:
         temporary.mkdir(parents=True)
-        stored = bits.squeeze(tensors) if sparse else {name: t.contiguous() for name, t in tensors.items()}
-        save_file(stored, temporary / str(manifest["weights"]), metadata={"format": "pt"})
-        model.config.to_json_file(temporary / CONFIG, use_diff=False)
-        if model.can_generate() and model.generation_config is not None:
-            model.generation_config.to_json_file(temporary / GENERATION)
-        if processor is not None:
-            processor.save_pretrained(temporary)
-        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        _write(temporary, model, manifest, tensors, processor)
         _swap(temporary, place)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -74,189 +62,208 @@ def save(model: nn.Module, folder: str | Path, *, sparse: bool = False, processo
 
 
 def load(folder: str | Path) -> PreTrainedModel:
-    """The model that `save` wrote, bit for bit, ready to evaluate; training and pruning go on as with any model.
+    """The model that `save` wrote, bit for bit, in evaluation mode; it can be trained and pruned like any other.
 
-    Nothing in the folder is run: the class is one of transformers', the weights are plain tensors.
+    A model that `platon.sparsify` made comes back sparse, for inference alone. Nothing in the folder is run: the class
+    is one of transformers', the weights are plain tensors.
     """
     folder = Path(folder)
-    manifest = _read_manifest(folder)
+    manifest = read_manifest(folder)
     tensors = _read_tensors(folder, manifest)
-    skeleton = _skeleton(manifest, _read_config(folder, manifest))
-    _check_names(manifest, skeleton, f"the {CONFIG} beside it")
-    _fill(skeleton, tensors, manifest["dtypes"])
-    if _heads(skeleton) != manifest.get("heads"):  # the same matrices can be cut into fewer or more
+    built = skeleton.build(manifest, folder)
+    model = built.model
+    _fill(model, tensors, manifest)
+    heads = built.heads if manifest.sparse_layers else skeleton.count_heads(model)
+    if heads != manifest.heads:  # the same matrices can be divided into fewer or more heads
         raise ValueError(f"{MANIFEST} does not fit the {CONFIG} beside it: the numbers of heads differ")
-    if (folder / GENERATION).exists() and skeleton.can_generate():
-        skeleton.generation_config = transformers.GenerationConfig.from_dict(_read_json(folder / GENERATION))
-    return skeleton.eval()
+    if (folder / GENERATION).exists() and model.can_generate():
+        settings = read_json(folder / GENERATION)
+        try:
+            model.generation_config = transformers.GenerationConfig.from_dict(settings)
+        except Exception as error:  # transformers raises exceptions of many kinds
+            raise ValueError(f"{str(folder / GENERATION)!r} is damaged: {' '.join(str(error).split())}") from error
+    if manifest.sparse_layers:
+        sparse_layout.finish(model)
+        model.requires_grad_(False)
+    if manifest.sparse_layers or not built.as_configured:
+        save_with_manifest(model)
+    return model.eval()
 
 
 def size_on_disk(folder: str | Path) -> int:
-    """The bytes of the weights in a folder, whoever wrote it."""
+    """The bytes of the weights in a folder, also in one that transformers wrote."""
     return sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
 
 
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and saved buffers under their first names; what is tied appears once."""
-    seen: set[int] = set()
-    found = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            found[name] = tensor.detach()
-    return found
+def processor_in(folder: str | Path) -> Any:
+    """The tokenizer or image processor that was saved beside a model; `None` if there is none."""
+    folder = Path(folder)
+    if (folder / "tokenizer_config.json").exists():
+        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    if (folder / "preprocessor_config.json").exists():
+        return transformers.AutoImageProcessor.from_pretrained(folder, local_files_only=True)
+    return None
 
 
-def _heads(model: nn.Module) -> dict[str, int]:
-    """How many heads, or groups of them, each attention has, where that is known."""
+def save_with_manifest(model: nn.Module) -> None:
+    """Make `save_pretrained`, which Trainer calls too, write a folder that `load` opens.
+
+    For models that a configuration alone does not describe: transformers' own method would write a folder that nothing
+    opens.
+    """
+    if isinstance(model, PreTrainedModel):
+        model.__dict__["save_pretrained"] = SavePretrained(model)
+
+
+class SavePretrained:
+    """`save_pretrained` of a compact or sparsified model; an object, which is copied and pickled with the model."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+
+    def __call__(
+        self,
+        save_directory: str | Path,
+        is_main_process: bool = True,
+        state_dict: Mapping[str, Tensor] | None = None,
+        push_to_hub: bool = False,
+        **options: Any,
+    ) -> None:
+        """Write the model beside whatever else is in the folder; other options of transformers change nothing."""
+        if push_to_hub:
+            raise ValueError("a compact or sparsified model is not pushed; save it, then upload the folder")
+        if not is_main_process:
+            return
+        manifest, tensors = _contents(self.model, state_dict=state_dict)
+        folder = Path(save_directory)
+        temporary = folder / f".{uuid4().hex}"
+        try:
+            temporary.mkdir(parents=True)
+            _write(temporary, self.model, manifest, tensors, None)
+            (folder / MANIFEST).unlink(missing_ok=True)  # comes back last: without it, nothing is read
+            for file in sorted(temporary.iterdir(), key=lambda file: file.name == MANIFEST):
+                file.replace(folder / file.name)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def _contents(
+    model: PreTrainedModel, *, sparse: bool = False, state_dict: Mapping[str, Tensor] | None = None
+) -> tuple[Manifest, dict[str, Tensor]]:
+    """The manifest and the tensors to write; what `load` could not build again is refused."""
+    name, config = type(model).__name__, model.config
+    with torch.device("meta"):  # only the names and shapes count
+        outline = skeleton.model_class(name)(type(config).from_dict(config.to_dict()))
+    layers, arrays = sparse_layout.describe(model)
+    state = skeleton.stored_tensors(model)
+    tensors = {
+        key: tensor if state_dict is None else state_dict.get(key, tensor)
+        for key, tensor in state.items()
+        if key.rpartition(".")[0] not in layers
+    } | arrays
+    manifest = Manifest(
+        model_class=name,
+        attention=getattr(config, "_attn_implementation", None),
+        heads=None,
+        weights=SPARSE if sparse else WEIGHTS,
+        tensors={key: TensorType.of(tensor) for key, tensor in tensors.items()},
+        # Buffers that are computed and not stored follow the model into half precision.
+        buffers={key: buffer.dtype for key, buffer in model.named_buffers() if key not in state},
+        sparse_layers=layers,
+        merged=sparse_layout.merged_activations(model, outline) if layers else [],
+    )
+    heads = skeleton.cut_to_manifest(outline, manifest).heads
+    skeleton.check_fit(manifest, outline, f"{name} as transformers builds it")
+    manifest = manifest.with_heads(heads if layers else skeleton.count_heads(model))
+    return manifest, {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+
+
+def _place(folder: Path) -> Path:
+    """Where a folder really is, once it is clear that it may be replaced."""
     try:
-        return {family.name: family.count for family in heads(model)}
-    except ValueError:
-        return {}
+        place = folder.resolve()
+    except (OSError, RuntimeError) as error:  # links that lead in a circle
+        raise ValueError(f"{str(folder)!r} cannot be followed ({error}); choose another folder") from None
+    if Path.cwd().is_relative_to(place):
+        raise ValueError(f"{str(folder)!r} is the current folder or holds it, so it is not replaced; name a new folder")
+    if not place.exists():
+        return place
+    known = place.is_dir() and ((place / MANIFEST).exists() or not any(place.iterdir()))
+    if not known or any(next(place.glob(pattern), None) for pattern in _TRAINING):
+        raise ValueError(f"{str(folder)!r} holds something else than a saved model; choose another folder")
+    return place
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name)
-    if not isinstance(dtype, torch.dtype):
-        raise TypeError(name)
-    return dtype
+def _write(
+    folder: Path, model: PreTrainedModel, manifest: Manifest, tensors: dict[str, Tensor], processor: Any
+) -> None:
+    stored = bitmask.compress(tensors) if manifest.weights == SPARSE else tensors
+    save_file(stored, folder / manifest.weights, metadata={"format": "pt"})
+    model.config.to_json_file(folder / CONFIG, use_diff=False)
+    if model.can_generate() and model.generation_config is not None:
+        model.generation_config.to_json_file(folder / GENERATION)
+    if processor is not None:
+        processor.save_pretrained(folder)
+    manifest.write(folder)
 
 
 def _swap(new: Path, folder: Path) -> None:
-    """Put the new folder in the place of the old one, which is gone only when the new one is there."""
-    old = new.with_name(f"{new.name}.old")
-    with suppress(FileNotFoundError):
-        folder.replace(old)
-    new.replace(folder)
-    shutil.rmtree(old, ignore_errors=True)
+    """Rename the new folder to the name of the old one, which is removed when the new one is in place."""
+    while True:
+        old = new.with_name(f".{folder.name}.{uuid4().hex}")
+        with suppress(FileNotFoundError):
+            folder.replace(old)
+        try:
+            new.replace(folder)
+            return
+        except OSError as error:
+            # Another thread or process has put its folder there between the two renames: replace that one.
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                with suppress(OSError):
+                    old.replace(folder)
+                raise
+        finally:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    path = folder / MANIFEST
-    manifest = _read_json(path)
-    if manifest.get("format") != FORMAT:
-        raise ValueError(f"{str(path)!r} has format {manifest.get('format')!r}, this version reads {FORMAT}")
-    weights = manifest.get("weights")
-    if weights not in (WEIGHTS, SPARSE):
-        raise ValueError(
-            f"{str(path)!r} names the weights {weights!r}; only {WEIGHTS!r} or {SPARSE!r} beside it is read"
-        )
-    try:
-        for one in manifest["tensors"].values():
-            one["shape"] = tuple(int(length) for length in one["shape"])
-            one["dtype"] = str(one["dtype"])
-        manifest["dtypes"] = {name: _dtype(one) for name, one in manifest.get("dtypes", {}).items()}
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise ValueError(f"{str(path)!r} is damaged: its list of tensors cannot be read") from None
-    return manifest
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{str(path.parent)!r} holds no saved model: there is no {path.name} in it") from None
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{str(path)!r} is damaged: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{str(path)!r} is damaged: it holds no object")
-    return value
-
-
-def _read_config(folder: Path, manifest: dict[str, Any]) -> Any:
-    kind, config = _class(manifest).config_class, _read_json(folder / CONFIG)
-    if config.get("model_type") != kind.model_type:
-        raise ValueError(
-            f"{MANIFEST} does not fit {CONFIG} in {str(folder)!r}: the one names {manifest['class']}, the other is of "
-            f"{config.get('model_type')!r}"
-        )
-    try:
-        return kind.from_dict(config)
-    except Exception as error:  # transformers checks with exceptions of many kinds
-        raise ValueError(f"{str(folder / CONFIG)!r} is damaged: {' '.join(str(error).split())}") from error
-
-
-def _class(manifest: dict[str, Any]) -> Any:
-    name = manifest.get("class")
-    found = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
-    if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
-        raise ValueError(f"the manifest names the class {name!r}, which is no model of transformers")
-    return found
-
-
-def _read_tensors(folder: Path, manifest: dict[str, Any]) -> dict[str, Tensor]:
+def _read_tensors(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
     """The tensors of the file, once it is clear that they are those of the manifest."""
-    path = folder / manifest["weights"]
+    path = folder / manifest.weights
     try:
         with safe_open(path, framework="pt") as file:
-            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no dict
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no dict
     except FileNotFoundError:
         raise ValueError(f"there is no {path.name} in {str(folder)!r}") from None
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{str(path)!r} is damaged: {' '.join(str(error).split())}") from None
-    wanted = manifest["tensors"]
-    try:
-        tensors = (
-            bits.unsqueeze(stored, {name: one["shape"] for name, one in wanted.items()})
-            if path.name == SPARSE
-            else stored
-        )
-    except ValueError as error:
-        raise ValueError(f"{str(path)!r} is damaged: {error}") from None
-    for name in sorted(wanted.keys() | tensors.keys()):
-        said = (wanted[name]["dtype"], wanted[name]["shape"]) if name in wanted else None
-        there = (_name(tensors[name].dtype), tuple(tensors[name].shape)) if name in tensors else None
-        if said != there:
+    if path.name == SPARSE:
+        try:
+            tensors = bitmask.decompress(tensors, {name: one.shape for name, one in manifest.tensors.items()})
+        except ValueError as error:
+            raise ValueError(f"{str(path)!r} is damaged: {error}") from None
+    there = {name: TensorType.of(tensor) for name, tensor in tensors.items()}
+    for name in sorted(manifest.tensors.keys() | there.keys()):
+        if manifest.tensors.get(name) != there.get(name):
             raise ValueError(
-                f"{MANIFEST} does not fit {path.name} in {str(folder)!r}: {name!r} is {_shown(said)} in the one and "
-                f"{_shown(there)} in the other"
+                f"{MANIFEST} does not fit {path.name} in {str(folder)!r}: {name!r} is "
+                f"{manifest.tensors.get(name, 'missing')} in the one and {there.get(name, 'missing')} in the other"
             )
     return tensors
 
 
-def _shown(said: tuple[str, tuple[int, ...]] | None) -> str:
-    return "missing" if said is None else f"{said[0]} {list(said[1])}"
-
-
-# --- building ---------------------------------------------------------------------------------------------------------
-
-
-def _skeleton(manifest: dict[str, Any], config: Any) -> PreTrainedModel:
-    """The class built from its configuration and cut to the manifest's shapes; the weights are still any."""
-    if manifest.get("attention") in ("eager", "sdpa"):  # others depend on the machine
-        config._attn_implementation = manifest["attention"]
-    # Without memory for the weights, which are replaced; a full-size copy would be the peak of loading a small model.
-    with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
-        model: PreTrainedModel = _class(manifest)(config)
-    model.tie_weights()  # being made empty unties
-    rebuild.cut_to(model, {name: one["shape"] for name, one in manifest["tensors"].items()})
-    return model
-
-
-def _check_names(manifest: dict[str, Any], skeleton: nn.Module, other: str) -> None:
-    wanted = {name: tuple(one["shape"]) for name, one in manifest["tensors"].items()}
-    built = {name: tuple(tensor.shape) for name, tensor in _tensors(skeleton).items()}
-    for name in sorted(wanted.keys() | built.keys()):
-        if wanted.get(name) != built.get(name):
-            said = [("missing" if name not in names else str(list(names[name]))) for names in (wanted, built)]
-            raise ValueError(
-                f"the manifest does not fit {other}: {name!r} is {said[0]} in the one and {said[1]} in the other"
-            )
-
-
-def _fill(model: nn.Module, tensors: dict[str, Tensor], dtypes: dict[str, torch.dtype]) -> None:
-    """Put the tensors in, with the file's precision; what is tied to one of them stays tied."""
-    own = model.state_dict(keep_vars=True)
+def _fill(model: nn.Module, tensors: dict[str, Tensor], manifest: Manifest) -> None:
+    """Put the tensors in, with the file's precision; tied ones stay tied."""
+    built = model.state_dict(keep_vars=True)
     for name, tensor in tensors.items():
-        rebuild.check_choice(model, name, tensor)
-    new = {id(own[name]): tensor for name, tensor in tensors.items()}
+        if name.rpartition(".")[0] not in manifest.sparse_layers:
+            rebuild.check_choice(model, name, tensor)
+    new = {id(built[name]): tensor for name, tensor in tensors.items()}
     made: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for key, parameter in module._parameters.items():
@@ -266,5 +273,5 @@ def _fill(model: nn.Module, tensors: dict[str, Tensor], dtypes: dict[str, torch.
         for key, buffer in module._buffers.items():
             module._buffers[key] = new.get(id(buffer), buffer)
     for name, buffer in model.named_buffers():
-        if name in dtypes and name not in tensors:
-            buffer.data = buffer.to(dtypes[name])
+        if name in manifest.buffers and name not in tensors:
+            buffer.data = buffer.to(manifest.buffers[name])

@@ -1,0 +1,246 @@
+"""Builds a model from its class and configuration, without memory for the weights, and within limits.
+
+A configuration may come from anyone. It is compared with the tensors that are there before anything is built that takes
+memory or time: a few bytes of JSON can ask for a billion labels.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from accelerate import init_empty_weights
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+from transformers import PreTrainedModel
+
+from platon.deploy import rebuild, sparse_layout
+from platon.deploy.manifest import CONFIG, MANIFEST, Manifest, TensorType, read_json
+from platon.engine.family import heads
+
+# Keys of a configuration that count something which the model has at least one tensor, row or column of.
+_COUNTS = re.compile(r"^(num|n)_|_(layers?|heads|labels|groups|experts|blocks|depths?)$|^(depths?|layers)$")
+_FEW = 1024  # counts up to here cost nothing
+_BUFFER_BYTES = 64 << 20  # of buffers that are computed, or as many as the weights take
+# Which implementation of attention or experts to use: these keys can name code on a hub.
+_IMPLEMENTATION = re.compile(r"^_?(attn|experts)_implementation")
+
+
+class Built(NamedTuple):
+    """A model as the manifest describes it."""
+
+    model: PreTrainedModel
+    heads: dict[str, int]  # of each attention, before sparse layers took the place of its matrices
+    as_configured: bool  # whether the configuration alone gives the same shapes
+
+
+def build(manifest: Manifest, folder: Path) -> Built:
+    """The model of a folder, with its shapes and sparse layers; the weights have no memory yet.
+
+    Raises:
+        ValueError: the class or the configuration is damaged, or the model is not the one of the manifest.
+    """
+    config = _read_config(manifest, folder)
+    # First on the meta device, where a tensor of any size takes no memory: shapes alone decide whether it fits.
+    with torch.device("meta"):
+        outline = _construct(manifest, config)
+    _cut(outline, manifest)
+    check_fit(manifest, outline, f"the {CONFIG} beside it")
+    _check_buffers(manifest, outline)
+    # Then for real, because buffers that are not stored are computed while the model is built. Parameters stay empty.
+    with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
+        model = _construct(manifest, config)
+    return _cut(model, manifest)
+
+
+def model_class(name: Any) -> Any:
+    """The model class of transformers with this name."""
+    found: Any = None
+    if isinstance(name, str) and name.isidentifier():
+        try:
+            found = getattr(transformers, name, None)
+        except Exception:  # transformers imports lazily, and some classes need packages that are not there
+            found = None
+    is_model = isinstance(found, type) and issubclass(found, PreTrainedModel)
+    if not is_model or found.config_class is None or found.forward is nn.Module.forward:  # the last two: abstract ones
+        raise ValueError(f"the manifest names the class {name!r}, which is no model of transformers")
+    return found
+
+
+def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and saved buffers under their first names; tied ones appear once."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            found[name] = tensor.detach()
+    return found
+
+
+def cut_to_manifest(model: PreTrainedModel, manifest: Manifest) -> Built:
+    """Give a newly built model the shapes of the manifest, and its sparse layers."""
+    shapes = {name: one.shape for name, one in manifest.tensors.items()}
+    dense = sparse_layout.dense_shapes(model, manifest.sparse_layers, shapes)
+    before = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    rebuild.cut_to(model, dense)
+    counted = count_heads(model) if manifest.sparse_layers else {}  # sparse layers hide them
+    sparse_layout.install(model, manifest.sparse_layers, manifest.merged, shapes)
+    return Built(model, counted, all(before.get(name) == shape for name, shape in dense.items()))
+
+
+def count_heads(model: nn.Module) -> dict[str, int]:
+    """The number of heads, or of groups that share a key, of each attention, where that is known."""
+    try:
+        return {family.name: family.count for family in heads(model)}
+    except ValueError:
+        return {}
+
+
+def check_fit(manifest: Manifest, model: nn.Module, other: str) -> None:
+    """Refuse a manifest whose tensors are not those of the model; `other` is where the model comes from."""
+    built = stored_tensors(model)
+    for name in sorted(manifest.tensors.keys() | built.keys()):
+        wanted, there = manifest.tensors.get(name), built.get(name)
+        shapes = [None if one is None else tuple(one.shape) for one in (wanted, there)]
+        if shapes[0] != shapes[1]:
+            shown = ["missing" if shape is None else str(list(shape)) for shape in shapes]
+            raise ValueError(
+                f"the manifest does not fit {other}: {name!r} is {shown[0]} in the one and {shown[1]} in the other"
+            )
+        if wanted is not None and there is not None and not _same_kind(wanted.dtype, there.dtype):
+            raise ValueError(
+                f"the manifest does not fit {other}: {name!r} is {wanted} in the one and {TensorType.of(there)} in the "
+                "other"
+            )
+
+
+def _same_kind(one: torch.dtype, other: torch.dtype) -> bool:
+    """Floating-point numbers may have any precision; other types have to be the same."""
+    return one == other or (one.is_floating_point and other.is_floating_point)
+
+
+def _construct(manifest: Manifest, config: Any) -> PreTrainedModel:
+    try:
+        with _limited(len(manifest.tensors)):
+            model: PreTrainedModel = model_class(manifest.model_class)(config)
+    except _TooLarge:
+        raise ValueError(
+            f"{MANIFEST} does not fit the {CONFIG} beside it: it describes a model of more tensors than the "
+            f"{len(manifest.tensors)} that are there"
+        ) from None
+    except Exception as error:  # a class of transformers checks its configuration in many ways, or not at all
+        raise _damaged(manifest, error) from error
+    return model
+
+
+def _cut(model: PreTrainedModel, manifest: Manifest) -> Built:
+    try:
+        model.tie_weights()  # emptied parameters are no longer tied
+        return cut_to_manifest(model, manifest)
+    except ValueError:
+        raise
+    except Exception as error:  # a number of heads that divides nothing, or sizes that contradict each other
+        raise _damaged(manifest, error) from error
+
+
+def _damaged(manifest: Manifest, error: Exception) -> ValueError:
+    said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return ValueError(f"the {CONFIG} is damaged: no {manifest.model_class} can be built from it ({said})")
+
+
+class _TooLarge(Exception):  # noqa: N818  # never leaves this file
+    pass
+
+
+@contextmanager
+def _limited(tensors: int) -> Iterator[None]:
+    """Stop the construction of a model with far more parameters or modules than there are tensors."""
+    thread, parameters, modules = threading.get_ident(), 4 * tensors + 100, 50 * tensors + 1000
+
+    def count_parameter(*_: Any) -> None:
+        nonlocal parameters
+        parameters -= threading.get_ident() == thread  # the hooks are called for all threads
+        if parameters < 0:
+            raise _TooLarge
+
+    def count_module(*_: Any) -> None:
+        nonlocal modules
+        modules -= threading.get_ident() == thread
+        if modules < 0:
+            raise _TooLarge
+
+    hooks = (
+        torch_module.register_module_parameter_registration_hook(count_parameter),
+        torch_module.register_module_module_registration_hook(count_module),
+    )
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _check_buffers(manifest: Manifest, outline: nn.Module) -> None:
+    """Refuse a model whose computed buffers would take far more memory than its weights."""
+    computed = {name: one for name, one in outline.named_buffers() if name not in manifest.tensors}
+    weights = sum(torch.Size(one.shape).numel() * one.dtype.itemsize for one in manifest.tensors.values())
+    if sum(buffer.nbytes for buffer in computed.values()) > max(_BUFFER_BYTES, weights):
+        name = max(computed, key=lambda name: computed[name].nbytes)
+        raise ValueError(
+            f"{MANIFEST} does not fit the {CONFIG} beside it: the buffer {name!r} would have the shape "
+            f"{list(computed[name].shape)}, for weights of {weights} bytes"
+        )
+    for name, dtype in manifest.buffers.items():
+        if name in computed and not _same_kind(dtype, computed[name].dtype):
+            raise ValueError(
+                f"{MANIFEST} is damaged: it gives the buffer {name!r} the type {dtype}, which is {computed[name].dtype}"
+            )
+
+
+def _read_config(manifest: Manifest, folder: Path) -> Any:
+    kind, config = model_class(manifest.model_class).config_class, read_json(folder / CONFIG)
+    if config.get("model_type") != kind.model_type:
+        raise ValueError(
+            f"{MANIFEST} does not fit {CONFIG} in {str(folder)!r}: the one names {manifest.model_class}, the other is "
+            f"of {config.get('model_type')!r}"
+        )
+    sizes = [length for one in manifest.tensors.values() for length in one.shape]
+    _check_counts(config, max([_FEW, len(manifest.tensors), *sizes]), folder)
+    try:
+        made = kind.from_dict(_without_implementations(config))
+    except Exception as error:  # transformers raises exceptions of many kinds
+        raise ValueError(f"{str(folder / CONFIG)!r} is damaged: {' '.join(str(error).split())}") from error
+    if manifest.attention in ("eager", "sdpa"):  # others depend on the machine
+        made._attn_implementation = manifest.attention
+    return made
+
+
+def _check_counts(value: Any, limit: int, folder: Path, key: str = "") -> None:
+    """Refuse numbers of layers, labels and the like that are larger than every size of a tensor that is there."""
+    if isinstance(value, Mapping):
+        for inner, one in value.items():
+            _check_counts(one, limit, folder, inner)
+    elif isinstance(value, list):
+        for one in value:
+            _check_counts(one, limit, folder, key)
+    elif isinstance(value, int | float) and _COUNTS.search(key) and not abs(value) <= limit:
+        raise ValueError(
+            f"{MANIFEST} does not fit {CONFIG} in {str(folder)!r}: {key!r} is {value}, and no tensor that is there is "
+            f"larger than {limit}"
+        )
+
+
+def _without_implementations(value: Any) -> Any:
+    """A configuration without the keys that choose an implementation, at any depth."""
+    if isinstance(value, dict):
+        return {
+            key: _without_implementations(one) for key, one in value.items() if not _IMPLEMENTATION.search(str(key))
+        }
+    return [_without_implementations(one) for one in value] if isinstance(value, list) else value
