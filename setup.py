@@ -1,6 +1,6 @@
-"""The one thing that pyproject.toml cannot say: the sparse kernel is compiled where there is a C compiler.
+"""Compiles the sparse kernel where there is a C compiler; pyproject.toml describes the rest of the package.
 
-Without one the package installs all the same (`optional`), and `platon.sparsify` says what it uses instead.
+Without one the package installs too (`optional`), and `platon.sparsify` uses `torch.sparse` and warns.
 """
 
 import hashlib
@@ -12,13 +12,13 @@ SOURCES = [Path("src/platon/deploy") / name for name in ("sparse.c", "sparse_til
 
 setup(
     ext_modules=[
-        # Not a Python module, a plain library that is loaded by its path; `Extension` is what setuptools can build.
+        # A plain library that is loaded by its path, not a Python module; setuptools builds it as an `Extension`.
         Extension(
             "platon.deploy._sparse",
             sources=[str(SOURCES[0])],
             depends=[str(SOURCES[1])],
             define_macros=[
-                # As in kernel.py, which takes no library that was built from other sources.
+                # As in sparse_kernel.py, which uses no library that was built from other sources.
                 ("DIGEST", f'"{hashlib.sha256(b"".join(file.read_bytes() for file in SOURCES)).hexdigest()[:16]}"')
             ],
             extra_compile_args=["-O3", "-std=gnu11"],
