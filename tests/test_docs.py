@@ -39,7 +39,7 @@ from platon import cli
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-HOW_TOS = [page for page in DOCS if page.stem not in ("index", "paper", "log", "methods", "promises")]
+HOW_TOS = [page for page in DOCS if page.stem not in ("architecture", "index", "paper", "log", "methods", "promises")]
 
 
 # --- what the reader is taken to have ---------------------------------------------------------------------------------
