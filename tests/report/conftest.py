@@ -1,4 +1,4 @@
-"""A browser to open pages in, and run folders as real runs leave them."""
+"""A headless browser, and run folders with the files that a real run writes."""
 
 import base64
 import contextlib
@@ -27,7 +27,7 @@ MATRICES = [
 
 
 def record(task: str, method: str, keep: float, seed: int, *percents: float, **changes: Any) -> dict[str, Any]:
-    """As `platon prune` leaves it: metrics in percent, in the record's own order; `changes` are settings."""
+    """A record as platon 0.1 wrote it. `percents` are its metrics in order; `changes` are settings."""
     names = METRICS.get(task, {"validation": ("accuracy",)})
     numbers = iter(percents)
     results = {split: {metric: next(numbers) / 100 for metric in metrics} for split, metrics in names.items()}
@@ -58,7 +58,7 @@ def record(task: str, method: str, keep: float, seed: int, *percents: float, **c
 
 
 def write_run(folder: Path, found: dict[str, Any], probe: bool = False) -> Path:
-    """A run folder with this record, a history, and, if asked for, what the probe would have seen."""
+    """A run folder with this record, a history, and, if asked for, a probe file."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "run.json", {"format": 1, "recipe": None, "settings": found["settings"]})
     write_json(folder / "record.json", found)
@@ -114,7 +114,7 @@ STUDY |= {("magnitude", 0.1): (61.0, 60.0, 62.0), ("sensitivity", 0.1): (59.0, 6
 
 @pytest.fixture(scope="session")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three seeds of three methods and an ablation on RTE, two β, with all that the probe sees."""
+    """Three seeds of three methods and an ablation on RTE, two β, with probe files."""
     folder = tmp_path_factory.mktemp("runs") / "study"
     for (method, keep), values in STUDY.items():
         for seed, value in enumerate(values):
@@ -157,7 +157,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """Send a command and wait for its answer; what happens meanwhile is an event."""
+        """Send a command and wait for its answer; other messages are stored as events."""
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": params}
         if self._session is not None:
@@ -246,7 +246,7 @@ class Browser:
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """Chromium, or the reason why there is none."""
+    """One Chromium for all tests; they are skipped if it is not installed."""
     if CHROMIUM is None:
         pytest.skip("there is no Chromium: apt-get install chromium")
     opened = Browser(tmp_path_factory.mktemp("chromium"))

@@ -1,4 +1,4 @@
-"""Figures of a run, and parameter names taken apart into layers and matrices."""
+"""Figures of a run, and parameter names split into layers and matrices."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +27,7 @@ from platon.report.run_figure import draw_run
 
 
 def record(**changes: Any) -> dict[str, Any]:
-    """As a run of digits leaves it, with what the figures read."""
+    """A record of a run on digits, with the entries that the figures read."""
     names = ("attention.q_proj", "attention.o_proj", "mlp.fc1")
     layers = {f"vit.layers.{n}.{name}.weight": 0.05 * (n + 1) for n in range(3) for name in names}
     results = {"validation": {"accuracy": 0.75}}

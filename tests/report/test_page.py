@@ -88,7 +88,7 @@ def test_it_prints(file: Path, browser: Any) -> None:
 
 
 def test_one_run_has_a_page_too(tmp_path: Path, make_record: Make, make_run: Make, browser: Any) -> None:
-    """Without a probe, as older runs are, and with words that a page must not take for its own."""
+    """A run without a probe file, and with HTML in its name, settings and messages, which must be escaped."""
     odd = make_record("text", "platon", 0.2, 0, 60.0, data="</script><b>&'\"") | {"not_converged": "<i>it</i> failed"}
     make_run(tmp_path / "a <b>run", odd)
     target = tmp_path / "page.html"

@@ -1,4 +1,4 @@
-"""The paper's numbers as they stand in its tables: a row here is a row there; the data have another order and form."""
+"""The paper's tables, typed as they are printed there, against paper.csv, which has another order and form."""
 
 import pytest
 

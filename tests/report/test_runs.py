@@ -1,4 +1,4 @@
-"""Folders of runs: what counts, what is told apart, and what is named and left out."""
+"""Reading folders of runs: which runs count, which are left out with a note, and how rows are named."""
 
 import json
 import shutil
@@ -97,7 +97,7 @@ def test_two_results_of_one_seed_are_never_averaged(pair: Path, make_record: Mak
 
 
 def test_settings_that_do_not_matter_do_not_tell_runs_apart(pair: Path, make_record: Make, make_run: Make) -> None:
-    """PLATON knows no τ, and where the data lay does not matter."""
+    """PLATON does not read τ, and the folder of the data does not matter."""
     make_run(pair / "again", make_record("rte", "platon", 0.2, 0, 90.0, tau=0.3, data="/elsewhere"))
     assert names(read_runs(pair)) == ["1"]
 
@@ -143,7 +143,7 @@ def test_one_model_a_seed_is_one_row(tmp_path: Path, make_record: Make, make_run
 
 
 def test_dense_twins_count_once(tmp_path: Path, make_record: Make, make_run: Make) -> None:
-    """Every method trained its own twin of a seed; they are one dense run, and one run by itself goes before them."""
+    """Dense twins of one seed count as one run; a dense run of its own is preferred to them."""
     for method in ("platon", "magnitude"):
         place = make_run(tmp_path / method, make_record("rte", method, 0.2, 0, 60.0, dense="first"))
         make_run(place / "dense", make_record("rte", "dense", 0.2, 0, 70.0))

@@ -1,4 +1,4 @@
-"""The committed studies: a report is what its records say, to the byte."""
+"""The committed reports of the studies are made from their records, byte for byte."""
 
 from pathlib import Path
 

@@ -193,7 +193,7 @@ def test_a_report_is_the_same_to_the_byte(study: Path, tmp_path: Path) -> None:
 def test_what_the_probe_saw_as_numbers(study: Path) -> None:
     found = {table.name: table for table in make_report(read_runs(study)).tables}
     rows = [row for row in grid(found["churn"])[1:] if row[1] == "20 %"]
-    # Fifty looks: 2 % left at each, 0.1 % came back, or 0.4 %.
+    # Fifty measurements: 2 % left at each, 0.1 % came back, or 0.4 %.
     assert [row[2:] for row in rows] == [
         ["Magnitude", "100.00", "5.00", "3"],
         ["Movement", "100.00", "20.00", "3"],

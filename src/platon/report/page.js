@@ -1,5 +1,5 @@
 "use strict";
-// Charts of the report: drawn as SVG from the page's own numbers, anew whenever their width changes.
+// Draws the charts of a report as SVG from the JSON in the page, and again whenever a chart's width changes.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 
@@ -38,7 +38,7 @@ function scale(low, high, from, to) {
   return (value) => from + ((value - low) / span) * (to - from);
 }
 
-// A tip that stays inside its figure: beside the place that it speaks of, on the side with more room.
+// A tooltip inside its figure, beside the point that it describes, on the side with more room.
 function tip(figure) {
   const box = make("div", { class: "tip", role: "status", hidden: "" }, figure);
   return {
@@ -208,7 +208,7 @@ function violinChart(figure, chart) {
 }
 
 const STOPS = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
-// By the root, so that the few per cent at the end of a training can be told apart.
+// Colour by the square root of the share, so that small shares can be distinguished.
 function shade(share) {
   const x = Math.sqrt(Math.min(0.9999, Math.max(0, share))) * 4, i = Math.floor(x), part = x - i;
   return `rgb(${STOPS[i].map((c, k) => Math.round(c + (STOPS[i + 1][k] - c) * part)).join()})`;
@@ -259,7 +259,7 @@ function mount(holder, chart) {
   DRAW[chart.kind](make("figure", {}, card), chart);
 }
 
-// A group with a choice shows one chart at a time; printing shows what is chosen.
+// A group with data-choice shows one chart at a time, chosen in a menu.
 for (const holder of document.querySelectorAll("[data-group]")) {
   const charts = DATA[holder.dataset.group];
   if (holder.hasAttribute("data-choice") && charts.length > 1) {
