@@ -323,7 +323,7 @@ def _foreign_files(last: Path) -> None:
 
 
 def _poison(number: float) -> None:
-    from platon.lab.training import LabTrainer
+    from platon.lab.trainer import LabTrainer
 
     step = LabTrainer.training_step
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from platon.engine.schedule import Constant, Cubic, Schedule
     from platon.engine.score import Magnitude, Platon, Ratio, Score, Sensitivity, Uncertainty
     from platon.engine.units import Units, blocks, columns, heads, neurons, weights
-    from platon.lab.trainer import PruningCallback
+    from platon.lab.callback import PruningCallback
 
 __version__ = "0.1.0"
 
@@ -32,7 +32,7 @@ _HOMES = {
     "platon.engine.schedule": ("Constant", "Cubic", "Schedule"),
     "platon.engine.score": ("Magnitude", "Platon", "Ratio", "Score", "Sensitivity", "Uncertainty"),
     "platon.engine.units": ("Units", "blocks", "columns", "heads", "neurons", "weights"),
-    "platon.lab.trainer": ("PruningCallback",),
+    "platon.lab.callback": ("PruningCallback",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -105,21 +105,25 @@ def prune(
     """
     said = recipe or config or any(value is not None for value in flags.values())
     if resume and output is not None and not said:
-        from platon.lab.folder import read_started
+        from platon.lab.claim import read_started
 
         sourced = read_started(output)
     else:
         sourced = resolve(recipe, config, flags)
     folder = output or _default_folder(sourced)
+    if resume:
+        from platon.lab.claim import settings_to_resume
+
+        sourced = settings_to_resume(folder, sourced)
     from platon.deploy.shrink import shrink
-    from platon.lab import job
-    from platon.lab.run import Say
+    from platon.lab import process_group
+    from platon.lab.printer import Printer
     from platon.lab.run import prune as run_prune
     from platon.report.run_figure import draw_run
 
-    record = run_prune(sourced, folder, resume, Say(tell, sys.stderr.isatty()), shrink)
-    first, several = job.is_first(), job.size() > 1
-    job.part()
+    record = run_prune(sourced, folder, resume, Printer(tell, sys.stderr.isatty()), shrink)
+    first, several = process_group.is_first(), process_group.count() > 1
+    process_group.leave()
     if not first:
         _leave()
     figures = draw_run(folder)
@@ -161,7 +165,7 @@ def _default_folder(sourced: Sourced) -> Path:
 
 def _results(record: dict[str, Any]) -> Table:
     """Dense and pruned beside each other, as far as both are there."""
-    from platon.lab.board import in_words
+    from platon.lab.duration import in_words
 
     pruned = record["method"] != "dense"
     table = Table(title=f"{record['task']}, {record['method']}", title_justify="left")
@@ -202,10 +206,10 @@ def sweep(
 
     Example: [bold]platon sweep glue --dry[/bold]
     """
-    from platon.lab import sweeping
+    from platon.lab.sweep.run import run
 
     folder = output or Path("runs") / Path(source).stem
-    failed = sweeping.run(source, folder, jobs, engine.value, dry, estimate, console)
+    failed = run(source, folder, jobs, engine.value, dry, estimate, console)
     if failed:
         errors.print(f"{failed} of the runs failed; their output is in {escape(str(folder / 'logs'))}")
         raise typer.Exit(1)
@@ -217,7 +221,7 @@ def evaluate(
     data: Annotated[Path | None, typer.Option(help="read the data from here instead")] = None,
 ) -> None:
     """Measure a run's model again, and compare with its record."""
-    from platon.lab.run import evaluate_run
+    from platon.lab.finished import evaluate_run
 
     record, results = evaluate_run(run, data)
     table = Table(title=f"{record['task']}, {record['method']}", title_justify="left")
@@ -316,11 +320,11 @@ def show_names(
         for key, method in METHODS.items():
             table.add_row(key, method.line, method.citation)
     elif what is Listing.sweeps:
-        from platon.lab.sweep import read, shipped, title
+        from platon.lab.sweep import packaged, read, title
 
         for column in ("sweep", "runs", "what"):
             table.add_column(column)
-        for key, path in shipped().items():
+        for key, path in packaged().items():
             table.add_row(key, f"{len(read(key, Path())):,}", title(path))
     else:
         from platon.lab import recipes
@@ -386,7 +390,7 @@ def _interrupted(error: Exception) -> None:
 def _complain(sentence: str, debug: bool, code: int = 2) -> None:
     if debug:
         raise  # what the caller's except clause holds
-    if type(sys.exception()).__name__ == "Told":  # the first process of the job has said it
+    if type(sys.exception()).__name__ == "ReportedByFirst":  # the first process prints it
         os._exit(code)
     errors.print(f"[red]error:[/red] {escape(' '.join(sentence.split()))}")
     # Threads of the libraries may still be at work; nothing of ours is.

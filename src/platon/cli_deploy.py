@@ -77,9 +77,9 @@ def _write_sparse(run: Path, target: Path, data: Path | None) -> Path:
 def _write_compact(run: Path, target: Path, data: Path | None) -> Path:
     from platon.deploy.shrink import shrink
     from platon.deploy.speed import opened
-    from platon.lab.run import reopen
+    from platon.lab.finished import reopen
 
-    _, prepared, _ = reopen(run, data)
+    _, prepared, _ = reopen(run, data, eval_rows=8)
     found = shrink(opened(run / "model"), prepared.batch(), target, prepared.processor)
     console.print(f"{found['parameters']:,} parameters; largest difference of the outputs {found['difference']:.1e}")
     return target
@@ -88,10 +88,10 @@ def _write_compact(run: Path, target: Path, data: Path | None) -> Path:
 def _write_onnx(run: Path, target: Path, data: Path | None) -> Path:
     from platon.deploy import onnx
     from platon.deploy.speed import opened
-    from platon.lab.run import reopen
+    from platon.lab.finished import reopen
 
     onnx.require()
-    _, prepared, _ = reopen(run, data)
+    _, prepared, _ = reopen(run, data, eval_rows=8)
     file = target if target.suffix == ".onnx" else target / "model.onnx"
     found = onnx.export(opened(_first(run, "compact", "model")), file, [prepared.batch()])
     console.print(f"checked in ONNX Runtime; largest difference of the outputs {found.difference:.1e}")
@@ -139,8 +139,8 @@ def measure_speed(
 ) -> None:
     """Measure, write, draw and print."""
     from platon.deploy.speed import Setting, measure
+    from platon.lab.finished import reopen
     from platon.lab.record import read_record, write_json
-    from platon.lab.run import reopen
     from platon.report.speed import SPEED, draw_speed, tables
 
     read_record(run)

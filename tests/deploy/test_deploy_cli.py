@@ -16,8 +16,9 @@ from platon.deploy import onnx, speed
 from platon.deploy.shrink import shrink
 from platon.engine.family import heads, neurons
 from platon.lab.errors import UserError
+from platon.lab.finished import reopen
 from platon.lab.record import read_record
-from platon.lab.run import prune, reopen
+from platon.lab.run import prune
 from platon.lab.settings import resolve
 from platon.report.speed import tables
 

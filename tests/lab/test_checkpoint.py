@@ -41,7 +41,7 @@ def written(folder: Path, step: int) -> Path:
 def sealed(folder: Path, *steps: int) -> list[Path]:
     places = [written(folder, step) for step in steps]
     for step, place in zip(steps, places, strict=True):
-        checkpoint.seal(place, step, None, {})
+        checkpoint.write_state(place, step, None, {})
     return places
 
 
@@ -49,14 +49,14 @@ def numbers(folder: Path) -> list[int]:
     return list(checkpoint.steps(folder))
 
 
-# --- seal and unseal --------------------------------------------------------------------------------------------------
+# --- states -----------------------------------------------------------------------------------------------------------
 
 
 def test_state_and_extra_come_back(make_net: Make, tmp_path: Path) -> None:
     net = make_net()
     pruner = pruned(net)
     place = written(tmp_path, 3)
-    checkpoint.seal(place, 3, pruner, {"seconds": 1.5, "best": {"step": 2, "value": 0.5}})
+    checkpoint.write_state(place, 3, pruner, {"seconds": 1.5, "best": {"step": 2, "value": 0.5}})
     assert checkpoint.problem(place) is None
     assert set(json.loads((place / MARKER).read_text())["files"]) == {
         "model.safetensors",
@@ -67,7 +67,7 @@ def test_state_and_extra_come_back(make_net: Make, tmp_path: Path) -> None:
     twin = make_net()
     other = pruned(twin, steps=0)
     twin.load_state_dict(net.state_dict())
-    assert checkpoint.unseal(place, other) == {"seconds": 1.5, "best": {"step": 2, "value": 0.5}}
+    assert checkpoint.read_state(place, other) == {"seconds": 1.5, "best": {"step": 2, "value": 0.5}}
     mine, theirs = pruner.state_dict(), other.state_dict()
     assert mine.pop("tensors").keys() == theirs["tensors"].keys()
     for name, tensor in pruner.state_dict()["tensors"].items():
@@ -77,42 +77,42 @@ def test_state_and_extra_come_back(make_net: Make, tmp_path: Path) -> None:
 
 def test_without_a_pruner_there_is_extra_alone(tmp_path: Path) -> None:
     [place] = sealed(tmp_path, 4)
-    assert checkpoint.unseal(place, None) == {}
+    assert checkpoint.read_state(place, None) == {}
     assert not (place / TENSORS).exists()
 
 
 def test_weights_of_another_model_are_refused(make_net: Make, tmp_path: Path) -> None:
     net = make_net()
     place = written(tmp_path, 3)
-    checkpoint.seal(place, 3, pruned(net), {})
+    checkpoint.write_state(place, 3, pruned(net), {})
     twin = make_net()
     twin.load_state_dict(net.state_dict())
     with torch.no_grad():
         twin.blocks[1].up.weight[3, 4] += 1e-6  # type: ignore[index, union-attr]
     with pytest.raises(UserError, match="belongs to other weights than the model has; resume model and pruner from"):
-        checkpoint.unseal(place, pruned(twin, steps=0))
+        checkpoint.read_state(place, pruned(twin, steps=0))
 
 
 def test_another_setting_or_model_is_refused_by_name(make_net: Make, tmp_path: Path) -> None:
     place = written(tmp_path, 3)
-    checkpoint.seal(place, 3, pruned(make_net()), {})
+    checkpoint.write_state(place, 3, pruned(make_net()), {})
     with pytest.raises(ValueError, match=r"setting 'beta1' is 0.85 in the state and 0.5 in the pruner"):
-        checkpoint.unseal(place, pruned(make_net(), steps=0, score=Platon(beta1=0.5)))
+        checkpoint.read_state(place, pruned(make_net(), steps=0, score=Platon(beta1=0.5)))
     wider = make_net()
     wider.blocks[0].up = nn.Linear(8, 20)  # type: ignore[index, union-attr]
     wider.blocks[0].down = nn.Linear(20, 8)  # type: ignore[index, union-attr]
     with pytest.raises(ValueError, match=r"parameter 'blocks.0.up.weight' is \[16, 8\] in the state and \[20, 8\]"):
-        checkpoint.unseal(place, pruned(wider, steps=0))
+        checkpoint.read_state(place, pruned(wider, steps=0))
 
 
 def test_pruned_and_unpruned_do_not_mix(make_net: Make, tmp_path: Path) -> None:
     [dense] = sealed(tmp_path, 1)
     with pytest.raises(UserError, match="checkpoint-1' was trained without pruning"):
-        checkpoint.unseal(dense, pruned(make_net(), steps=0))
+        checkpoint.read_state(dense, pruned(make_net(), steps=0))
     place = written(tmp_path, 2)
-    checkpoint.seal(place, 2, pruned(make_net()), {})
+    checkpoint.write_state(place, 2, pruned(make_net()), {})
     with pytest.raises(UserError, match="checkpoint-2' was pruned"):
-        checkpoint.unseal(place, None)
+        checkpoint.read_state(place, None)
 
 
 def test_fingerprint_tells_single_bits_and_types_apart() -> None:
@@ -169,16 +169,16 @@ def test_damage_is_found_and_the_one_before_counts(
 
 def test_damaged_state_behind_a_sound_marker_is_one_sentence(make_net: Make, tmp_path: Path) -> None:
     place = written(tmp_path, 3)
-    checkpoint.seal(place, 3, pruned(make_net()), {})
+    checkpoint.write_state(place, 3, pruned(make_net()), {})
     cut_short(place / TENSORS)
     with pytest.raises(UserError, match=f"{TENSORS}' is damaged: "):
-        checkpoint.unseal(place, pruned(make_net(), steps=0))
+        checkpoint.read_state(place, pruned(make_net(), steps=0))
     save_file({"other": torch.zeros(1)}, place / TENSORS)
     with pytest.raises(ValueError, match=r"this state does not fit the pruner: tensor .* is missing in the state"):
-        checkpoint.unseal(place, pruned(make_net(), steps=0))
+        checkpoint.read_state(place, pruned(make_net(), steps=0))
     (place / NUMBERS).write_text("{")
     with pytest.raises(UserError, match=f"{NUMBERS}' is damaged: "):
-        checkpoint.unseal(place, pruned(make_net(), steps=0))
+        checkpoint.read_state(place, pruned(make_net(), steps=0))
 
 
 def test_what_is_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
@@ -251,6 +251,6 @@ def test_sealing_again_replaces_the_marker(make_net: Make, tmp_path: Path) -> No
     flip(place / "model.safetensors")  # Trainer writes the same step once more
     assert checkpoint.problem(place) is not None
     pruner = pruned(make_net())
-    checkpoint.seal(place, 3, pruner, {})
+    checkpoint.write_state(place, 3, pruner, {})
     assert checkpoint.problem(place) is None
     assert load_file(place / TENSORS).keys() == pruner.state_dict()["tensors"].keys()

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
 
-from platon.lab import run as lab
-from platon.lab.probe import Probe, beat, count_bits, pick, words
+from platon.lab.probe import Probe, count_bits, interval, sample_weights, words
 from platon.lab.record import PROBE, read_history, read_record
 from platon.lab.run import prune
 from platon.lab.settings import Sourced, resolve
+from platon.lab.stop import StopCallback
 
 TINY: dict[str, Any] = {"train_rows": 128, "eval_rows": 40, "batch": 16, "steps": 12, "eval_every": 3, "dense": "none"}
 TINY |= {"log_every": 2, "checkpoint_every": 4, "every": 2, "warmup": 1.0, "cooldown": 5.0, "optimizer": "sgd"}
@@ -141,7 +141,7 @@ def test_a_stopped_run_writes_the_same_lines(
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(lab.Watch, "on_step_begin", die, raising=False)
+        patch.setattr(StopCallback, "on_step_begin", die, raising=False)
         with pytest.raises(Killed):
             prune(tiny(method=method), tmp_path / "run")
     assert lines(tmp_path / "run", "signal")[-1]["step"] == 6
@@ -160,15 +160,15 @@ def test_timing_before_is_measured_before(tmp_path: Path) -> None:
 def test_one_weight_a_layer_where_there_are_twelve() -> None:
     for count in (12, 24, 72):
         matrices = {f"layer.{12 * n // count}.{n}": nn.Parameter(torch.zeros(3, 5)) for n in range(count)}
-        picked = pick(matrices)
+        picked = sample_weights(matrices)
         assert [name.split(".")[1] for name, _, _ in picked] == [str(n) for n in range(12)]
         assert all(0 <= place < 15 and parameter is matrices[name] for name, parameter, place in picked)
     few = {f"{n}": nn.Parameter(torch.zeros(2, 2)) for n in range(5)}
-    assert {name for name, _, _ in pick(few)} == set(few)
+    assert {name for name, _, _ in sample_weights(few)} == set(few)
 
 
-def test_beat() -> None:
-    assert [beat(total) for total in (12, 99, 100, 3_000, 10_000, 10_001, 60_000)] == [1, 1, 10, 10, 10, 11, 60]
+def test_interval() -> None:
+    assert [interval(total) for total in (12, 99, 100, 3_000, 10_000, 10_001, 60_000)] == [1, 1, 10, 10, 10, 11, 60]
 
 
 @settings(deadline=None)

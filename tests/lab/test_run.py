@@ -17,15 +17,18 @@ from safetensors.torch import load_file
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from platon import weights
-from platon.lab import checkpoint, tasks
+from platon.lab import arguments, best_model, checkpoint, finish, tasks
 from platon.lab import run as lab
+from platon.lab.claim import read_started
 from platon.lab.errors import UserError
-from platon.lab.folder import LOCK, STARTED, read_started
-from platon.lab.record import HISTORY, PROBE, RECORD, read_history, read_record
-from platon.lab.run import Interrupted, Say, evaluate_run, prune
+from platon.lab.finished import evaluate_run
+from platon.lab.folder import HISTORY, LOCK, PROBE, RECORD, STARTED
+from platon.lab.printer import Printer
+from platon.lab.record import read_history, read_record
+from platon.lab.run import prune
 from platon.lab.settings import Plan, Sourced, resolve
+from platon.lab.stop import Interrupted, StopCallback
 from platon.lab.tasks import Prepared, Request, Task
-from platon.lab.training import Watch
 
 Write = Callable[..., Path]
 Png = Callable[..., bytes]
@@ -238,12 +241,12 @@ def test_best_of_the_final_phase_is_the_one_saved(made_scores: Callable[..., lis
     seen: dict[str, bytes] = {}
 
     def look(model: Any, folder: Path) -> None:
-        save_whole(model, folder)
+        save_model(model, folder)
         seen[folder.name] = (folder / "model.safetensors").read_bytes()
 
-    save_whole = lab.save_whole
+    save_model = best_model.save_model
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("platon.lab.training.save_whole", look)
+        patch.setattr("platon.lab.best_model.save_model", look)
         record = prune(tiny(eval_every=2), tmp_path / "run")
     assert record["best"] == {"step": 8, "value": 0.8, "kept": record["kept"]}  # the first of equals
     assert list(seen) == ["best-8"]
@@ -255,7 +258,7 @@ def test_without_an_evaluation_at_the_target_the_last_model_is_taken(
     made_scores: Callable[..., list[float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made_scores(0.5, 0.25)
-    monkeypatch.setattr(Watch, "on_evaluate", lambda *args, **kwargs: None)
+    monkeypatch.setattr(best_model.BestModelCallback, "on_evaluate", lambda *args, **kwargs: None)
     record = prune(tiny(eval_every=100), tmp_path / "run")
     assert record["best"] is None
     last = load_file(tmp_path / "run" / "checkpoints" / "checkpoint-12" / "model.safetensors")
@@ -272,9 +275,9 @@ class Killed(BaseException):
 def interrupt(monkeypatch: pytest.MonkeyPatch, at: int, number: int | None = None) -> None:
     """Send a signal, or die, at a step."""
     done: list[int] = []
-    step_end = Watch.on_step_end
+    step_end = StopCallback.on_step_end
 
-    def stop(self: Watch, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def stop(self: StopCallback, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == at and not done:
             done.append(at)
             if number is None:
@@ -282,7 +285,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, at: int, number: int | None = Non
             os.kill(os.getpid(), number)
         step_end(self, args, state, control, **kwargs)
 
-    monkeypatch.setattr(Watch, "on_step_end", stop)
+    monkeypatch.setattr(StopCallback, "on_step_end", stop)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -300,7 +303,7 @@ def test_signal_saves_and_the_run_goes_on_to_the_same_bits(
     told: list[str] = []
     sourced = read_started(tmp_path / "run")
     assert sourced == tiny()
-    record = prune(sourced, tmp_path / "run", resume=True, say=Say(told.append))
+    record = prune(sourced, tmp_path / "run", resume=True, printer=Printer(told.append))
     assert told[0] == "resuming at step 9 of 12"
     compare(tmp_path / "run", plain)
     assert record["seconds"] > 0
@@ -333,9 +336,9 @@ def test_killed_after_the_last_step(plain: Path, tmp_path: Path, monkeypatch: py
     def die(*args: Any) -> None:
         raise Killed
 
-    for name in ("_finish", "write_json"):  # right after training, and with all but the record written
+    for module, name in ((lab, "finish"), (finish, "write_json")):  # after training; with all but the record written
         with monkeypatch.context() as patch:
-            patch.setattr(lab, name, die)
+            patch.setattr(module, name, die)
             with pytest.raises(Killed):
                 prune(tiny(), tmp_path / name)
         assert not (tmp_path / name / RECORD).exists()
@@ -358,7 +361,7 @@ def test_damaged_checkpoint_is_passed_over(plain: Path, tmp_path: Path, monkeypa
     assert list(places) == [4, 8]
     (places[8] / "optimizer.pt").write_bytes(b"")
     told: list[str] = []
-    prune(tiny(), tmp_path / "run", resume=True, say=Say(told.append))
+    prune(tiny(), tmp_path / "run", resume=True, printer=Printer(told.append))
     assert told[:2] == [
         "passing over a checkpoint: checkpoint-8 is damaged: optimizer.pt is not what was written",
         "resuming at step 4 of 12",
@@ -397,7 +400,7 @@ def test_finished_run_returns_at_once(finished: Path, monkeypatch: pytest.Monkey
     before = content(finished)
     monkeypatch.setattr(Task, "prepare", None)  # nothing is read, nothing is trained
     told: list[str] = []
-    record = prune(read_started(finished), finished, resume=True, say=Say(told.append))
+    record = prune(read_started(finished), finished, resume=True, printer=Printer(told.append))
     assert record == read_record(finished)
     assert f"{finished} is finished" in told
     assert content(finished) == before
@@ -457,7 +460,7 @@ def test_one_process_at_a_time(unfinished: Path) -> None:
 def test_failed_start_does_not_keep_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The corrected command must work in the same place, and without --resume."""
     monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
-    monkeypatch.setattr(lab, "find_spec", lambda name: None)
+    monkeypatch.setattr(arguments, "find_spec", lambda name: None)
     (tmp_path / "mine").mkdir()
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"data": str(tmp_path)}, "digits brings its own data"),

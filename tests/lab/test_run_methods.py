@@ -12,11 +12,13 @@ from safetensors.torch import load_file
 
 from platon.engine.methods import METHODS
 from platon.lab import run as lab
-from platon.lab.convergence import gives_one_answer, why_not
+from platon.lab.convergence import is_constant, why_not_converged
+from platon.lab.finished import evaluate_run
 from platon.lab.record import read_record
-from platon.lab.run import Interrupted, evaluate_run, prune
+from platon.lab.run import prune
 from platon.lab.settings import Sourced, resolve
-from platon.lab.training import LabTrainer, Watch
+from platon.lab.stop import Interrupted, StopCallback
+from platon.lab.trainer import LabTrainer
 
 TINY: dict[str, Any] = {"train_rows": 128, "eval_rows": 40, "batch": 16, "steps": 12, "eval_every": 3, "every": 2}
 TINY |= {"log_every": 2, "checkpoint_every": 4, "warmup": 1.0, "cooldown": 5.0, "dense": "none", "keep": 0.2}
@@ -62,15 +64,15 @@ def test_with_a_penalty_the_share_is_a_result(method: str, tmp_path: Path) -> No
 @learned
 def test_stopped_and_resumed_to_the_same_bits(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     straight = prune(tiny(method=method), tmp_path / "straight")
-    step_end = Watch.on_step_end
+    step_end = StopCallback.on_step_end
 
-    def stop(self: Watch, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def stop(self: StopCallback, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == 6:
             self.stop_signal = signal.SIGTERM
         step_end(self, args, state, control, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Watch, "on_step_end", stop)
+        patch.setattr(StopCallback, "on_step_end", stop)
         with pytest.raises(Interrupted):
             prune(tiny(method=method), tmp_path / "run")
     resumed = prune(tiny(method=method), tmp_path / "run", resume=True)
@@ -112,17 +114,18 @@ def test_evaluation_during_training_sees_settled_gates(tmp_path: Path, monkeypat
     ],
 )
 def test_one_answer(predictions: Any, one: bool) -> None:
-    assert gives_one_answer(predictions) is one
+    assert is_constant(predictions) is one
 
 
 def test_the_rule_in_its_order() -> None:
     assert (
-        why_not("the loss was not finite at step 3", True, "accuracy", 0.1, 0.5) == "the loss was not finite at step 3"
+        why_not_converged("the loss was not finite at step 3", True, "accuracy", 0.1, 0.5)
+        == "the loss was not finite at step 3"
     )
-    assert why_not(None, True, "accuracy", 0.9, 0.5) == "the model gives the same answer to every row"
+    assert why_not_converged(None, True, "accuracy", 0.9, 0.5) == "the model gives the same answer to every row"
     at_chance = "accuracy 50.00 is no better than the best constant answer, 50.00"
-    assert why_not(None, False, "accuracy", 0.5, 0.5) == at_chance
-    assert why_not(None, False, "accuracy", 0.51, 0.5) is None
+    assert why_not_converged(None, False, "accuracy", 0.5, 0.5) == at_chance
+    assert why_not_converged(None, False, "accuracy", 0.51, 0.5) is None
 
 
 def poisoned(monkeypatch: pytest.MonkeyPatch, at: int) -> None:

@@ -15,11 +15,11 @@ import torch
 
 import platon
 from platon.lab import checkpoint
+from platon.lab.claim import read_started
 from platon.lab.errors import UserError
-from platon.lab.folder import read_started
 from platon.lab.run import prune
 from platon.lab.settings import Sourced, resolve
-from platon.lab.training import Watch
+from platon.lab.stop import StopCallback
 
 SOURCE = Path(platon.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -95,15 +95,15 @@ def test_whole_run_and_its_resumption_unpickle_nothing(
     monkeypatch.setattr(torch, "load", load)
     for name in ("load", "loads", "Unpickler"):
         monkeypatch.setattr(pickle, name, trap)
-    step_end = Watch.on_step_end
+    step_end = StopCallback.on_step_end
 
-    def die(self: Watch, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def die(self: StopCallback, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == 5:
             raise Killed
         step_end(self, args, state, control, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Watch, "on_step_end", die)
+        patch.setattr(StopCallback, "on_step_end", die)
         with pytest.raises(Killed):
             prune(tiny(method=method), tmp_path / "run")
     assert not loads
@@ -120,7 +120,7 @@ def test_marker_that_names_files_elsewhere_is_damaged(name: str, tmp_path: Path)
     place.mkdir(parents=True)
     (tmp_path / "checkpoints" / "outside").write_text("secret")
     (place / "model.safetensors").write_bytes(b"weights")
-    checkpoint.seal(place, 4, None, {})
+    checkpoint.write_state(place, 4, None, {})
     marker = json.loads((place / checkpoint.MARKER).read_text())
     digest = checkpoint.file_sha256(tmp_path / "checkpoints" / "outside")
     (place / checkpoint.MARKER).write_text(json.dumps({**marker, "files": {**marker["files"], name: digest}}))

@@ -13,13 +13,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from platon.lab import crew, sweep, sweeping
-from platon.lab.board import Board, in_words
-from platon.lab.crew import Event
+from platon.lab import sweep
+from platon.lab.duration import in_words
 from platon.lab.errors import UserError
 from platon.lab.recipes import RECIPES
 from platon.lab.record import read_record
 from platon.lab.run import prune
+from platon.lab.sweep import workers as sweep_workers
+from platon.lab.sweep.display import Display
+from platon.lab.sweep.run import claimed
+from platon.lab.sweep.run import run as run_sweep
+from platon.lab.sweep.workers import Event
 
 TINY = """
 [settings]
@@ -57,22 +61,22 @@ def write(place: Path, text: str = FILE) -> str:
 
 
 def names(place: Path, text: str) -> list[str]:
-    return [job.name for job in sweep.read(write(place, text), place / "runs")]
+    return [trial.name for trial in sweep.read(write(place, text), place / "runs")]
 
 
 # --- what a file means ------------------------------------------------------------------------------------------------
 
 
 def test_every_combination_is_a_run(tmp_path: Path) -> None:
-    jobs = sweep.read(write(tmp_path), tmp_path / "runs")
-    assert [job.name for job in jobs] == [
+    trials = sweep.read(write(tmp_path), tmp_path / "runs")
+    assert [trial.name for trial in trials] == [
         "digits/movement-20-seed0",
         "digits/dense-seed0",  # once, whatever the share
         "digits/movement-20-seed1",  # seed by seed
     ]
-    settings = jobs[2].sourced.settings
+    settings = trials[2].sourced.settings
     assert (settings.method, settings.keep, settings.seed, settings.steps) == ("movement", 0.2, 1, 8)
-    assert jobs[0].folder == tmp_path / "runs" / "digits" / "movement-20-seed0"
+    assert trials[0].folder == tmp_path / "runs" / "digits" / "movement-20-seed0"
 
 
 def test_any_setting_may_vary_and_is_in_the_name(tmp_path: Path) -> None:
@@ -92,15 +96,15 @@ def test_a_penalty_is_in_the_name(tmp_path: Path) -> None:
 
 def test_recipes_are_named_by_template(tmp_path: Path) -> None:
     text = '[[product]]\ntask = ["rte", "cola"]\nkeep = 0.15\nrecipe = "paper/bert-base/{task}-{ratio}"\n'
-    jobs = sweep.read(write(tmp_path, text), tmp_path)
-    assert [job.recipe for job in jobs] == ["paper/bert-base/rte-15", "paper/bert-base/cola-15"]
-    assert jobs[0].sourced.settings.beta2 == RECIPES["paper/bert-base/rte-15"].values["beta2"]
+    trials = sweep.read(write(tmp_path, text), tmp_path)
+    assert [trial.recipe for trial in trials] == ["paper/bert-base/rte-15", "paper/bert-base/cola-15"]
+    assert trials[0].sourced.settings.beta2 == RECIPES["paper/bert-base/rte-15"].values["beta2"]
 
 
 def test_models_and_data_are_named_by_template(tmp_path: Path) -> None:
     shared = '[settings]\nmodel = "starts/{task}-{seed}"\ndata = "glue/{task}"\n'
     text = shared + '[[product]]\ntask = ["rte", "cola"]\nseed = 3\n'
-    settings = [job.sourced.settings for job in sweep.read(write(tmp_path, text), tmp_path / "runs")]
+    settings = [trial.sourced.settings for trial in sweep.read(write(tmp_path, text), tmp_path / "runs")]
     assert [(own.model, own.data) for own in settings] == [("starts/rte-3", "glue/rte"), ("starts/cola-3", "glue/cola")]
 
 
@@ -118,18 +122,18 @@ PAPER = {
 
 @pytest.mark.parametrize("name", PAPER)
 def test_the_papers_tables_come_with_the_package(name: str) -> None:
-    assert set(sweep.shipped()) == set(PAPER)
-    jobs = sweep.read(name, Path("runs"))
-    assert len(jobs) == PAPER[name]
-    assert sweep.title(sweep.shipped()[name])
-    for job in jobs:
-        assert job.recipe in RECIPES
-        assert job.sourced.settings.task in job.name
+    assert set(sweep.packaged()) == set(PAPER)
+    trials = sweep.read(name, Path("runs"))
+    assert len(trials) == PAPER[name]
+    assert sweep.title(sweep.packaged()[name])
+    for trial in trials:
+        assert trial.recipe in RECIPES
+        assert trial.sourced.settings.task in trial.name
 
 
 def test_soft_movement_in_the_papers_tables_is_steered_to_its_column() -> None:
-    job = next(job for job in sweep.read("squad", Path()) if job.name == "squad/l0-15-seed0")
-    settings = job.sourced.settings
+    trial = next(trial for trial in sweep.read("squad", Path()) if trial.name == "squad/l0-15-seed0")
+    settings = trial.sourced.settings
     assert (settings.keep, settings.penalty, settings.score_learning_rate) == (0.15, None, 0.1)
 
 
@@ -137,9 +141,9 @@ def test_the_command_says_what_the_settings_say(tmp_path: Path) -> None:
     text = TINY + '[[product]]\nmethod = "platon"\naugment = [true, false]\ngroup_by_length = [true, false]\n'
     from platon.lab.settings import resolve
 
-    for job in sweep.read(write(tmp_path, text), tmp_path / "runs"):
-        words = job.words()
-        assert words[:6] == [sys.executable, "-m", "platon", "prune", "--output", str(job.folder)]
+    for trial in sweep.read(write(tmp_path, text), tmp_path / "runs"):
+        words = trial.command()
+        assert words[:6] == [sys.executable, "-m", "platon", "prune", "--output", str(trial.folder)]
         rest = words[6:]
         flags: dict[str, Any] = {}
         while rest:
@@ -155,7 +159,7 @@ def test_the_command_says_what_the_settings_say(tmp_path: Path) -> None:
         for name, value in flags.items():
             if isinstance(value, str):
                 flags[name] = type_of(name)(value)
-        assert resolve(None, None, flags).settings == job.sourced.settings
+        assert resolve(None, None, flags).settings == trial.sourced.settings
 
 
 @pytest.mark.parametrize(
@@ -194,7 +198,7 @@ def quiet() -> Console:
 
 
 def go(source: str, folder: Path, workers: int = 2, engine: str = "local") -> int:
-    return sweeping.run(source, folder, workers, engine, dry=False, estimate=False, console=quiet())
+    return run_sweep(source, folder, workers, engine, dry=False, estimate=False, console=quiet())
 
 
 def results(folder: Path) -> dict[str, Any]:
@@ -209,13 +213,13 @@ def results(folder: Path) -> dict[str, Any]:
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runs of the sweep, one after the other in this process: it takes longer to start one than to run it."""
     place = tmp_path_factory.mktemp("sweep")
-    for job in sweep.read(write(place), place / "runs"):
-        prune(job.sourced, job.folder)
+    for trial in sweep.read(write(place), place / "runs"):
+        prune(trial.sourced, trial.folder)
     return place / "runs"
 
 
 def test_finished_runs_are_skipped(straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "start", None)  # nothing is started
+    monkeypatch.setattr(sweep_workers, "start", None)  # nothing is started
     assert go(write(tmp_path), straight) == 0
 
 
@@ -241,10 +245,10 @@ def test_killed_twice_it_ends_with_the_same_records(straight: Path, tmp_path: Pa
 def test_a_run_that_dies_does_not_stop_the_others(tmp_path: Path) -> None:
     text = TINY + f'[[product]]\nmethod = "platon"\nkeep = 0.2\nmodel = ["{tmp_path / "nowhere"}"]\n'
     text += '[[product]]\nmethod = "magnitude"\nkeep = 0.2\n'
-    jobs = sweep.read(write(tmp_path, text), tmp_path / "runs")
-    events = [event for event in crew.run_here(jobs, tmp_path / "runs", 2) if event is not None]
+    trials = sweep.read(write(tmp_path, text), tmp_path / "runs")
+    events = [event for event in sweep_workers.run_locally(trials, tmp_path / "runs", 2) if event is not None]
     assert [event.what for event in events[:2]] == ["started", "started"]
-    ends = {event.job.sourced.settings.method: event for event in events[2:]}
+    ends = {event.trial.sourced.settings.method: event for event in events[2:]}
     assert {method: event.what for method, event in ends.items()} == {"platon": "failed", "magnitude": "finished"}
     assert "nowhere" in ends["platon"].why
 
@@ -256,14 +260,14 @@ def test_other_settings_in_a_runs_place_are_refused(straight: Path, tmp_path: Pa
 
 
 def test_two_sweeps_in_one_folder_are_refused(tmp_path: Path) -> None:
-    with sweep.claimed(tmp_path / "runs"), pytest.raises(UserError, match="another sweep works on"):
+    with claimed(tmp_path / "runs"), pytest.raises(UserError, match="another sweep works on"):
         go(write(tmp_path), tmp_path / "runs")
 
 
 def test_a_dry_run_tells_the_time_and_makes_nothing(tmp_path: Path) -> None:
     console = quiet()
     folder = tmp_path / "runs"
-    assert sweeping.run(write(tmp_path), folder, 1, "local", dry=True, estimate=True, console=console) == 0
+    assert run_sweep(write(tmp_path), folder, 1, "local", dry=True, estimate=True, console=console) == 0
     text = console.export_text()
     assert "3 runs" in text
     assert "digits: 3 runs × 8 steps × " in text
@@ -279,21 +283,21 @@ def test_the_same_runs_on_ray(straight: Path, tmp_path: Path) -> None:
     assert json.dumps(mine, sort_keys=True) == json.dumps(theirs, sort_keys=True)
 
 
-# --- the board --------------------------------------------------------------------------------------------------------
+# --- the display ------------------------------------------------------------------------------------------------------
 
 
-def test_the_board_counts(straight: Path, tmp_path: Path) -> None:
-    jobs = sweep.read(write(tmp_path), tmp_path / "runs")
-    board = Board(jobs, 2, dict.fromkeys(jobs, 100.0))
-    assert board.left == 150
-    board.take(Event(jobs[0], "started"))
-    board.take(Event(jobs[1], "started"))
-    board.take(Event(jobs[1], "failed", "no space left"))
-    shutil.copytree(straight / jobs[0].name, jobs[0].folder)
-    board.take(Event(jobs[0], "finished"))
-    assert board.left == 50
+def test_the_display_counts(straight: Path, tmp_path: Path) -> None:
+    trials = sweep.read(write(tmp_path), tmp_path / "runs")
+    display = Display(trials, 2, dict.fromkeys(trials, 100.0))
+    assert display.left == 150
+    display.update(Event(trials[0], "started"))
+    display.update(Event(trials[1], "started"))
+    display.update(Event(trials[1], "failed", "no space left"))
+    shutil.copytree(straight / trials[0].name, trials[0].folder)
+    display.update(Event(trials[0], "finished"))
+    assert display.left == 50
     console = quiet()
-    console.print(board)
+    console.print(display)
     text = console.export_text()
     assert "1 of 3 done, 0 running, 1 failed, about 50 s left" in text
     assert "no space left" in text

@@ -13,7 +13,7 @@ from platon.lab.errors import UserError
 from platon.lab.settings import Plan, Settings
 from platon.lab.tasks import Prepared, Request, find, squad
 from platon.lab.tasks import dataset as sources
-from platon.lab.training import LabTrainer
+from platon.lab.trainer import LabTrainer
 
 Write = Callable[..., Path]
 FILLER = "the cat sat on a mat. "

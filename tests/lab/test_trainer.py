@@ -16,9 +16,9 @@ from transformers import AutoModelForSequenceClassification, Trainer, TrainerCal
 
 from platon import Magnitude, Platon, weights
 from platon.lab import checkpoint
+from platon.lab.callback import PruningCallback
 from platon.lab.errors import UserError
-from platon.lab.trainer import PruningCallback
-from platon.lab.training import Order
+from platon.lab.order import RowOrder
 
 STEPS, KEEP = 12, 0.2
 Weights = dict[str, Tensor]
@@ -338,7 +338,7 @@ def test_trainers_own_best_model_is_one_at_the_target_share(
 
 
 def order(epoch: int = 0, seed: int = 0, count: int = 1000, lengths: Any = None) -> list[int]:
-    sampler = Order(count, 8, seed, lengths)
+    sampler = RowOrder(count, 8, seed, lengths)
     sampler.set_epoch(epoch)
     assert len(sampler) == count
     return list(sampler)
@@ -361,7 +361,7 @@ def test_order_is_a_permutation_and_a_function_of_seed_and_epoch(grouped: bool, 
 
 
 def test_order_can_be_read_twice() -> None:
-    sampler = Order(100, 8, 0, made_lengths(100))
+    sampler = RowOrder(100, 8, 0, made_lengths(100))
     assert list(sampler) == list(sampler)
 
 

@@ -1,10 +1,10 @@
-"""The rule for "did not converge", which the paper prints as N.A. without one. Ours, in this order:
+"""When a run counts as not converged, which tables print as N.A. The paper prints N.A. without a rule; ours is:
 
-1. the loss or a gradient was not finite, so that training could not go on;
-2. the model gives one and the same answer to every row of the headline split;
-3. the headline metric is no better there than the best constant answer.
+1. the loss or a gradient was not finite, so training could not go on; or
+2. the model predicts the same for every row of the first split; or
+3. the first metric of the first split is no better than that of the best constant prediction.
 
-A run to which one of these applies still has its numbers in the record; tables print N.A. for it.
+The record of such a run still has its numbers.
 """
 
 from __future__ import annotations
@@ -14,18 +14,26 @@ from typing import Any
 import numpy as np
 
 
-def gives_one_answer(predictions: Any) -> bool:
-    """Whether logits (or numbers, for regression) say the same for every row."""
-    said = np.asarray(predictions[0] if isinstance(predictions, tuple) else predictions)
-    answers = said.argmax(-1) if said.ndim > 1 and said.shape[-1] > 1 else said.reshape(-1)
+def is_constant(predictions: Any) -> bool:
+    """Whether logits (or numbers, for regression) predict the same for every row."""
+    found = np.asarray(predictions[0] if isinstance(predictions, tuple) else predictions)
+    answers = found.argmax(-1) if found.ndim > 1 and found.shape[-1] > 1 else found.reshape(-1)
     return len(answers) > 1 and bool((answers == answers[0]).all() or not np.isfinite(answers).all())
 
 
-def why_not(not_finite: str | None, one_answer: bool, metric: str, value: float, chance: float) -> str | None:
-    """What kept a run from converging, in words; `None` if it converged."""
+def why_not_converged(not_finite: str | None, constant: bool, metric: str, value: float, chance: float) -> str | None:
+    """The reason in words; `None` if the run converged.
+
+    Args:
+        not_finite: what was not finite, if anything.
+        constant: whether the model predicts the same for every row.
+        metric: the name of the first metric.
+        value: its value.
+        chance: its value for the best constant prediction.
+    """
     if not_finite is not None:
         return not_finite
-    if one_answer:
+    if constant:
         return "the model gives the same answer to every row"
     if value <= chance:
         return f"{metric} {100 * value:.2f} is no better than the best constant answer, {100 * chance:.2f}"

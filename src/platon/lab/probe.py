@@ -1,13 +1,15 @@
-"""The probe: what the figures need of a training, looked at now and then and written as lines of `probe.jsonl`.
+"""The probe: samples of weights, scores and masks during a training, which the report's figures are drawn from.
 
-A look reads a dozen weights, never whole tensors; it draws no random number and changes nothing, so a training is the
-same to the bit with and without it. Lines, each with its `step`:
+It reads a dozen weights, never whole tensors, draws no random number and changes nothing, so a training is the same to
+the bit with and without it. It writes lines to `probe.jsonl`, each with its `step`:
 
-    {"signal": [...], "weight": [...]}          every `BEAT` steps: their |w g| and |w| as the method meets them, before
-     + "sensitivity", "uncertainty", "score"    a mask, and their Ī, Ū or learned score, where the method has them
-     + "names", "places"                        in the first: the sampled weights, as matrix and position in it
-    {"removed", "returned", "since"}            with it: shares of all units that left the mask and that came back
-    {"quantiles": {"sensitivity": [...], …}}    at `CDF_STEP` and at the quarters of the training, over a fixed sample
+    {"signal": [...], "weight": [...]}          every `INTERVAL` steps: |w g| and |w| of the sampled weights when the
+                                                method reads them, before the mask is applied;
+     + "sensitivity", "uncertainty", "score"    their Ī, Ū or learned score, where the method has them;
+     + "names", "places"                        in the first line: the sampled weights, as matrix and position in it
+    {"removed", "returned", "since"}            in the same line: shares of all units that left the mask and that came
+                                                back since that step
+    {"quantiles": {"sensitivity": [...], …}}    at `CDF_STEP` and at the quarters of the training, of a fixed sample
     {"layers": {matrix: share kept}}            at each tenth of the training and at each evaluation
 """
 
@@ -15,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,162 +25,168 @@ from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from platon.engine.units import weights
-from platon.lab.record import PROBE, append_history, rewind_history
-from platon.lab.trainer import SealedCheckpoints
+from platon.lab.checkpoint_callback import CheckpointCallback
+from platon.lab.file import append_line
+from platon.lab.folder import PROBE, RunFolder
+from platon.lab.record import rewind_history
 
-BEAT, WEIGHTS, CDF_STEP = 10, 12, 500  # the paper's figures 1 and 2
-LOOKS = 1000  # at most: a long training is looked at less often
+INTERVAL, WEIGHTS, CDF_STEP = 10, 12, 500  # as in the paper's figures 1 and 2
+OBSERVATIONS = 1000  # at most, however long the training
 SAMPLE, QUANTILES = 1 << 16, 201
 _STATES = ("sensitivity", "uncertainty", "score")
 
 
-def beat(total: int) -> int:
-    """Steps between looks; a training too short for figures is looked at whenever it moves."""
-    return max(BEAT, math.ceil(total / LOOKS)) if total >= 10 * BEAT else 1
+def interval(total: int) -> int:
+    """Steps between observations; every step of a training that is too short for figures."""
+    return max(INTERVAL, math.ceil(total / OBSERVATIONS)) if total >= 10 * INTERVAL else 1
 
 
 class Probe(TrainerCallback):
-    """Looks at a training. It stands before the pruner's callback, so that its hook sees weights before the mask.
+    """Observes a training. It must stand before the pruner's callback, so that its hooks run first.
 
     Args:
         folder: the run's.
         total: steps of the training.
-        sealed: holds the pruner, if there is one.
+        checkpoints: holds the pruner, if there is one.
     """
 
-    def __init__(self, folder: Path, total: int, sealed: SealedCheckpoints) -> None:
-        """Nothing yet; training has not begun."""
-        self.folder, self.sealed, self.beat = folder, sealed, beat(total)
+    def __init__(self, folder: RunFolder, total: int, checkpoints: CheckpointCallback) -> None:
+        self.folder, self.checkpoints, self.interval = folder, checkpoints, interval(total)
         self._tenth = math.ceil(total / 10)
-        self._mapped = 0  # the step of the last line of layers
+        self._layers_step = 0  # the step of the last line of layers
         self._cdf_steps = {CDF_STEP, *(math.ceil(total * part / 4) for part in range(1, 5))}
-        self._picked: list[tuple[str, nn.Parameter, int]] = []
-        self._seen: list[Tensor] = []  # |w g| and |w| of the look under way
-        self._looking = False
-        self._last: tuple[int, dict[str, Tensor]] | None = None  # step and mask bits of the last look
-        self._handle: Any = None
+        self._sampled: list[tuple[str, nn.Parameter, int]] = []
+        self._observed: list[Tensor] = []  # |w g| and |w| of the step under way
+        self._is_due = False
+        self._last_masks: tuple[int, dict[str, Tensor]] | None = None  # step and mask bits of the last observation
+        self._hooks: list[Any] = []
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Choose the weights, always the same of a model, and go back to where the training resumes."""
+        """Choose the weights, the same ones for every training of a model; drop lines after the step to resume at."""
         if not state.is_world_process_zero:
             return
-        if (self.folder / PROBE).exists():
-            rewind_history(self.folder, state.global_step, PROBE)
-        self._picked = pick(weights(kwargs["model"]).matrices)
-        optimizer = getattr(kwargs["optimizer"], "optimizer", kwargs["optimizer"])  # accelerate's wrapper holds it
-        timing = getattr(getattr(self.sealed, "score", None), "timing", "after")
-        register = optimizer.register_step_pre_hook if timing == "before" else optimizer.register_step_post_hook
-        self._handle = register(self._hook)
+        if self.folder.probe.exists():
+            rewind_history(self.folder.path, state.global_step, PROBE)
+        self._sampled = sample_weights(weights(kwargs["model"]).matrices)
+        optimizer = getattr(kwargs["optimizer"], "optimizer", kwargs["optimizer"])  # accelerate wraps it
+        self._hooks = [
+            optimizer.register_step_pre_hook(lambda *ignored: self._observe(before=True)),
+            optimizer.register_step_post_hook(lambda *ignored: self._observe(before=False)),
+        ]
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Whether to look at this step; by now a resumed pruner has its masks back."""
-        if not self._picked:
+        """Decide whether to observe this step; a resumed pruner has its masks back by now."""
+        if not self._sampled:
             return
-        self._looking = (state.global_step + 1) % self.beat == 0
-        if self._last is None:
-            self._last = (state.global_step, self._bits())
+        self._is_due = (state.global_step + 1) % self.interval == 0
+        if self._last_masks is None:
+            self._last_masks = (state.global_step, self._masks())
 
     @torch.no_grad()
-    def _hook(self, *ignored: Any) -> None:
-        if not self._looking:
+    def _observe(self, before: bool) -> None:
+        """Read weights and gradients when the method does: before or after the optimizer's step."""
+        pruner = self.checkpoints.pruner
+        reads_before = pruner is not None and pruner.score.reads == "before"
+        if not self._is_due or before != reads_before:
             return
+        # Learned scores keep the weights behind the mask aside, as "full"; in the model the pruned ones are zero.
+        aside = self._tensors() if reads_before else {}
         products, sizes = [], []
-        for _, parameter, place in self._picked:
-            weight = parameter.detach().view(-1)[place].float()
+        for name, parameter, place in self._sampled:
+            values = aside.get(f"{name}:full", parameter.detach())
+            weight = values.view(-1)[place].float()
             gradient = parameter.grad
             products.append(weight * 0 if gradient is None else weight * gradient.reshape(-1)[place].float())
             sizes.append(weight)
-        self._seen = [torch.stack([one.cpu() for one in found]).abs() for found in (products, sizes)]
+        self._observed = [torch.stack([one.cpu() for one in found]).abs() for found in (products, sizes)]
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The pruner has taken the step in: write what the weights and their scores are."""
+        """Write the observation, with the scores as the pruner has updated them in this step."""
         step = state.global_step + 1
-        if self._looking and self._seen:
-            (products, sizes), self._seen = self._seen, []
+        if self._is_due and self._observed:
+            (products, sizes), self._observed = self._observed, []
             line: dict[str, Any] = {"step": step, "signal": _rounded(products), "weight": _rounded(sizes)}
-            if step == self.beat:  # the first look says what it looks at
+            if step == self.interval:  # the first observation says where the weights are
                 line |= {
-                    "names": [one for one, _, _ in self._picked],
-                    "places": [place for _, _, place in self._picked],
+                    "names": [name for name, _, _ in self._sampled],
+                    "places": [place for _, _, place in self._sampled],
                 }
-            append_history(self.folder, line | self._scores() | self._churn(step), PROBE)
-        if self._picked and step in self._cdf_steps:
+            append_line(self.folder.probe, line | self._scores() | self._changes(step))
+        if self._sampled and step in self._cdf_steps:
             quantiles = {name: found for name in _STATES[:2] if (found := self._quantiles(name))}
             if quantiles:
-                append_history(self.folder, {"step": step, "quantiles": quantiles}, PROBE)
+                append_line(self.folder.probe, {"step": step, "quantiles": quantiles})
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """The share kept of each matrix, now and then."""
         if state.global_step % self._tenth == 0:
-            self._map(state.global_step)
+            self._write_layers(state.global_step)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """The share kept of each matrix, for the model that is measured."""
-        self._map(state.global_step)
+        self._write_layers(state.global_step)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """A resumed training knows the masks of its checkpoint and no older ones: what changed until here is said."""
-        if self._picked and (found := self._churn(state.global_step)):
-            append_history(self.folder, {"step": state.global_step, **found}, PROBE)
+        """Write the changes of the mask up to here: a resumed training knows no older masks than the checkpoint's."""
+        if self._sampled and (found := self._changes(state.global_step)):
+            append_line(self.folder.probe, {"step": state.global_step, **found})
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Leave the optimizer."""
-        if self._handle is not None:
-            self._handle.remove()
+        for hook in self._hooks:
+            hook.remove()
 
     # --- reading the pruner -------------------------------------------------------------------------------------------
 
     def _tensors(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {} if self.sealed.pruner is None else self.sealed.pruner.state_dict()["tensors"]
+        pruner = self.checkpoints.pruner
+        found: dict[str, Tensor] = {} if pruner is None else pruner.state_dict()["tensors"]
         return found
 
     def _scores(self) -> dict[str, list[float]]:
-        """Of the sampled weights, whatever the method keeps of them; nothing where groups of weights are ranked."""
-        if self.sealed.pruner is None or self.sealed.pruner.units.groups:
+        """Whatever the method keeps of the sampled weights; nothing where units are groups of weights."""
+        if self.checkpoints.pruner is None or self.checkpoints.pruner.units.groups:
             return {}
         tensors = self._tensors()
         found: dict[str, list[float]] = {}
         for name in _STATES:
-            keys = [(f"{matrix}:{name}", place) for matrix, _, place in self._picked]
+            keys = [(f"{matrix}:{name}", place) for matrix, _, place in self._sampled]
             if all(key in tensors for key, _ in keys):
                 found[name] = _rounded(torch.stack([tensors[key][place].cpu() for key, place in keys]))
         return found
 
     def _units(self) -> dict[str, int]:
-        """How many units each mask has."""
-        pruner = self.sealed.pruner
+        """The number of units that each mask covers."""
+        pruner = self.checkpoints.pruner
         if pruner is None:
             return {}
-        groups = {own.name: own.count for own in pruner.units.groups}
+        groups = {group.name: group.count for group in pruner.units.groups}
         return groups or {name: matrix.numel() for name, matrix in pruner.units.matrices.items()}
 
-    def _bits(self) -> dict[str, Tensor]:
-        """A copy of the masks."""
+    def _masks(self) -> dict[str, Tensor]:
+        """A copy of the masks, as words of bits."""
         tensors = self._tensors()
         return {name: words(tensors[f"{name}:mask"], count) for name, count in self._units().items()}
 
-    def _map(self, step: int) -> None:
-        """Write the share kept of each matrix, once a step."""
-        if self._picked and self.sealed.pruner is not None and self._mapped != step:
-            self._mapped = step
-            shares = {name: round(float(m.float().mean()), 5) for name, m in self.sealed.pruner.masks().items()}
-            append_history(self.folder, {"step": step, "layers": shares}, PROBE)
+    def _write_layers(self, step: int) -> None:
+        """Write the share kept of each matrix, once in a step."""
+        if self._sampled and self.checkpoints.pruner is not None and self._layers_step != step:
+            self._layers_step = step
+            shares = {name: round(float(m.float().mean()), 5) for name, m in self.checkpoints.pruner.masks().items()}
+            append_line(self.folder.probe, {"step": step, "layers": shares})
 
-    def _churn(self, step: int) -> dict[str, float]:
-        """How much of the mask fell and came back since the last look; nothing where there is no mask."""
-        if self._last is None or self._last[0] == step:
+    def _changes(self, step: int) -> dict[str, float]:
+        """The shares of units that left the mask and came back since the last call; empty if there is no mask."""
+        if self._last_masks is None or self._last_masks[0] == step:
             return {}
-        since, before = self._last
-        now = self._bits()
-        self._last = (step, now)
+        since, before = self._last_masks
+        now = self._masks()
+        self._last_masks = (step, now)
         if not now:
             return {}
         total = sum(self._units().values())
@@ -188,7 +195,7 @@ class Probe(TrainerCallback):
         return {"removed": _short(removed / total), "returned": _short(returned / total), "since": since}
 
     def _quantiles(self, name: str) -> list[float]:
-        """Of a fixed sample of all units; a distribution from 65,536 of them is right to half a per cent."""
+        """Quantiles of a fixed sample of all units; 65,536 of them give a distribution to within half a per cent."""
         tensors = {key: tensor for key, tensor in self._tensors().items() if key.endswith(f":{name}")}
         if not tensors:
             return []
@@ -202,10 +209,10 @@ class Probe(TrainerCallback):
         return _rounded(torch.quantile(torch.cat(parts), torch.linspace(0, 1, QUANTILES)))
 
 
-def pick(matrices: Mapping[str, nn.Parameter]) -> list[tuple[str, nn.Parameter, int]]:
-    """A dozen weights, one from each twelfth of the matrices: a model of twelve layers gives one a layer.
+def sample_weights(matrices: Mapping[str, nn.Parameter]) -> list[tuple[str, nn.Parameter, int]]:
+    """A dozen weights, one from each twelfth of the matrices: one a layer in a model of twelve layers.
 
-    They are a function of the model's shapes alone, so every method and every seed is looked at in the same places.
+    They depend on the model's shapes alone, so that runs with other methods and seeds can be compared.
     """
     random = np.random.default_rng(0)
     names = list(matrices)
@@ -218,7 +225,7 @@ def pick(matrices: Mapping[str, nn.Parameter]) -> list[tuple[str, nn.Parameter, 
 
 
 def words(bits: Tensor, count: int) -> Tensor:
-    """Packed bits copied to words of 64; bits beyond the first `count` are zero."""
+    """Packed bits copied to 64-bit words; bits beyond the first `count` are zero."""
     padded = torch.zeros(-(-len(bits) // 8) * 8, dtype=torch.uint8, device=bits.device)
     padded[: len(bits)] = bits
     if count % 8:
@@ -227,7 +234,7 @@ def words(bits: Tensor, count: int) -> Tensor:
 
 
 def count_bits(bits: Tensor) -> int:
-    """How many bits of these words are set: neighbours are added up, then pairs, then fours, then all eight bytes."""
+    """How many bits of these words are set: adds up neighbouring bits, then pairs, fours, and all eight bytes."""
     bits = bits - ((bits >> 1) & 0x5555555555555555)
     bits = (bits & 0x3333333333333333) + ((bits >> 2) & 0x3333333333333333)
     bits = (bits + (bits >> 4)) & 0x0F0F0F0F0F0F0F0F
@@ -235,10 +242,9 @@ def count_bits(bits: Tensor) -> int:
 
 
 def _rounded(values: Tensor) -> list[float]:
-    """Short enough to write often; what is not finite (a step that was skipped) becomes zero."""
+    """Four digits of each value; values that are not finite, from a step that was skipped, become zero."""
     return [_short(value) if math.isfinite(value) else 0.0 for value in values.tolist()]
 
 
 def _short(value: float) -> float:
-    """Four digits are enough for a figure."""
     return float(f"{value:.4g}")

@@ -1,97 +1,93 @@
-"""Records: what a run leaves. Plain JSON, written whole or not at all."""
+"""What a run leaves on disk, for those who read it: the record, and the lines of its history and its probe."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from platon.lab.errors import UserError
+from platon.lab.file import append_line, file_sha256, read_json, read_lines, sha256, write_json, write_text
+from platon.lab.folder import HISTORY, PROBE, RECORD, RunFolder
+
+__all__ = [
+    "FORMAT",
+    "HISTORY",
+    "PROBE",
+    "RECORD",
+    "UserError",
+    "append_history",
+    "file_sha256",
+    "read_history",
+    "read_json",
+    "read_record",
+    "rewind_history",
+    "sha256",
+    "write_json",
+    "write_text",
+]
 
 FORMAT = 1
-RECORD, HISTORY, PROBE = "record.json", "history.jsonl", "probe.jsonl"
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write under a temporary name, then rename: nobody ever sees half a file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+class _Setting(BaseModel, strict=True):
+    value: str | int | float | bool | None
+    source: str
 
 
-def write_json(path: Path, value: Any) -> None:
-    """A JSON file that a person can read."""
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+class _Parameters(BaseModel, strict=True):
+    all: int
+    prunable: int
+    left: int
 
 
-def read_json(path: Path) -> Any:
-    """The file's value, or one sentence on what is wrong with it."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"there is no {path.name} in {str(path.parent)!r}") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{str(path)!r} is damaged: {error}") from None
+class _Record(BaseModel, strict=True, extra="allow"):
+    """The fields that every record has had since format 1; later ones are optional."""
+
+    task: str
+    method: str
+    settings: dict[str, _Setting]
+    metrics: list[str]
+    results: Annotated[dict[str, Annotated[dict[str, FiniteFloat], Field(min_length=1)]], Field(min_length=1)]
+    kept: Share
+    parameters: _Parameters
+    layers: dict[str, Share]
+    seconds: FiniteFloat
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """The record of a finished run."""
-    if not (folder / RECORD).exists():
+    """The record of a finished run, checked: what every reader relies on is there and of the right type."""
+    path = RunFolder(folder).record
+    if not path.exists():
         raise UserError(f"{str(folder)!r} holds no finished run: there is no {RECORD} in it")
-    record: dict[str, Any] = read_json(folder / RECORD)
+    record: dict[str, Any] = read_json(path)
     if not isinstance(record, dict):
-        raise UserError(f"{str(folder / RECORD)!r} is damaged: it is no record")
+        raise UserError(f"{str(path)!r} is damaged: it is no record")
     if record.get("format") != FORMAT:
-        raise UserError(
-            f"{str(folder / RECORD)!r} has format {record.get('format')}, this version of platon reads {FORMAT}"
-        )
+        raise UserError(f"{str(path)!r} has format {record.get('format')}, this version of platon reads {FORMAT}")
+    try:
+        _Record.model_validate(record)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise UserError(f"{str(path)!r} is half a record: {place}: {first['msg'].lower()}") from None
     return record
 
 
 def append_history(folder: Path, line: dict[str, Any], name: str = HISTORY) -> None:
-    """One more line of the history, or of another file of lines."""
-    with (folder / name).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line, allow_nan=False) + "\n")
+    """Add a line to the history of a run, or to its other file of lines, `PROBE`."""
+    append_line(folder / name, line)
 
 
 def read_history(folder: Path, name: str = HISTORY) -> list[dict[str, Any]]:
-    """The history's lines; a last line cut short by a kill does not count."""
-    path = folder / name
-    if not path.exists():
-        return []
-    lines = []
-    for text in path.read_text(encoding="utf-8").splitlines():
-        try:
-            lines.append(json.loads(text))
-        except ValueError:
-            continue
-    return lines
+    """The lines of the history, or of `PROBE`."""
+    return read_lines(folder / name)
 
 
 def rewind_history(folder: Path, step: int, name: str = HISTORY) -> None:
-    """Drop what came after `step`: a resumed run writes it again."""
+    """Drop the lines after `step`: a run that resumes there writes them again."""
     kept = [line for line in read_history(folder, name) if line["step"] <= step]
     write_text(folder / name, "".join(json.dumps(line) + "\n" for line in kept))
-
-
-def sha256(chunks: Iterable[Any]) -> str:
-    """The digest of bytes-like pieces."""
-    digest = hashlib.sha256()
-    for chunk in chunks:
-        digest.update(chunk)
-    return digest.hexdigest()
-
-
-def file_sha256(path: Path) -> str:
-    """The digest of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,129 @@
+"""The end of a run: take the best model, measure it, save it, and write the record."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from platon.engine.methods import METHODS
+from platon.engine.units import weights
+from platon.lab import checkpoint, process_group
+from platon.lab.best_model import save_model
+from platon.lab.card import model_card
+from platon.lab.convergence import why_not_converged
+from platon.lab.file import remove, write_json, write_text
+from platon.lab.folder import RunFolder
+from platon.lab.record import FORMAT
+from platon.lab.trainer import Results
+from platon.lab.training import Training
+
+#: makes a smaller model of one that was pruned in groups: the model, inputs to check it on, the folder to save it in
+#: and the processor to save beside it -> what the record says of it
+Shrink = Callable[[Any, dict[str, Any], Path, Any], dict[str, Any]]
+
+
+def finish(training: Training, shrink: Shrink | None, dense: dict[str, Any] | None) -> dict[str, Any]:
+    """Save the best model and the record, which is written last; `dense` is the twin's record."""
+    process_group.wait_for_all()  # the first process may still be writing the best model
+    training.checkpoints.detach()
+    results = _measured(training)
+    with process_group.first_process_only() as first:
+        compact = _save(training, shrink) if first else None
+    record = _record(training, results, compact, dense)
+    with process_group.first_process_only() as first:
+        if first:
+            write_text(training.folder.model / "README.md", model_card(record))
+            write_json(training.folder.record, record)
+            remove_best_models(training.folder)
+    return record
+
+
+def _measured(training: Training) -> Results:
+    """Load the best model, if there is one, and give its results."""
+    best, trainer = training.best.best, training.trainer
+    if best is not None:
+        checkpoint.load_weights(trainer.model, training.folder.best(best["step"]))
+        if trainer.evaluated is not None and trainer.evaluated[0] == best["step"]:
+            return trainer.evaluated[1]
+    return trainer.measure()
+
+
+def _save(training: Training, shrink: Shrink | None) -> dict[str, Any] | None:
+    """Save the model, and a smaller one if it was pruned in groups; returns what the record says of the latter."""
+    folder, prepared, pruner = training.folder, training.prepared, training.checkpoints.pruner
+    model = training.trainer.model
+    save_model(model, folder.model)
+    if prepared.processor is not None:
+        prepared.processor.save_pretrained(folder.model)
+    if shrink is None or pruner is None or training.sourced.settings.units == "weights":
+        return None
+    try:
+        return shrink(model, prepared.batch(), folder.compact, prepared.processor)
+    except ValueError as error:  # the run is complete without it
+        return {"error": str(error)}
+
+
+def _record(
+    training: Training, results: Results, compact: dict[str, Any] | None, dense: dict[str, Any] | None
+) -> dict[str, Any]:
+    sourced, prepared, trainer = training.sourced, training.prepared, training.trainer
+    pruner, best, method = training.checkpoints.pruner, training.best.best, METHODS[sourced.settings.method]
+    split, metric = next(iter(results)), prepared.metrics[0]
+    model: Any = trainer.model
+    matrices = weights(model).matrices if pruner is None else pruner.units.matrices
+    left = {name: int(matrix.count_nonzero()) for name, matrix in matrices.items()}
+    prunable = sum(matrix.numel() for matrix in matrices.values())
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    not_converged = why_not_converged(
+        training.checkpoints.extra.get("not_finite"),
+        trainer.constant[split],
+        metric,
+        results[split][metric],
+        prepared.chance[split][metric],
+    )
+    return {
+        "format": FORMAT,
+        "task": sourced.settings.task,
+        "method": sourced.settings.method,
+        "title": method.title,
+        "method_settings": {} if pruner is None else asdict(pruner.score),
+        "recipe": sourced.recipe,
+        "settings": sourced.plain(),
+        "plan": asdict(training.plan),
+        "data": {"fingerprint": prepared.fingerprint, "train_rows": len(prepared.train)}
+        | {f"{name}_rows": len(rows) for name, rows in prepared.evaluation.items()},
+        "metrics": list(prepared.metrics),
+        "chance": prepared.chance,
+        "results": results,
+        "not_converged": not_converged,
+        "best": best,
+        "kept": best["kept"] if best is not None else 1.0 if pruner is None else pruner.kept(),
+        "decided_by": _decided_by(pruner),
+        "parameters": {"all": parameters, "prunable": prunable, "left": parameters - prunable + sum(left.values())},
+        "layers": {name: left[name] / matrix.numel() for name, matrix in matrices.items()},
+        "bytes": sum(path.stat().st_size for path in training.folder.model.glob("*.safetensors")),
+        "compact": compact,
+        "seconds": round(training.checkpoints.clock(), 1),
+        "dense": None
+        if dense is None
+        else {name: dense[name] for name in ("results", "parameters", "bytes", "seconds")},
+        "versions": {name: version(name) for name in ("platon", "torch", "transformers", "datasets", "accelerate")}
+        | {"python": platform.python_version()},
+    }
+
+
+def _decided_by(pruner: Any) -> str | None:
+    """What decides the share kept: the setting "keep", or a fixed "penalty"; `None` for a dense training."""
+    if pruner is None:
+        return None
+    return "keep" if getattr(pruner.score, "penalty", None) is None else "penalty"
+
+
+def remove_best_models(folder: RunFolder) -> None:
+    """Best models are not needed once there is a record."""
+    for path in folder.best_models():
+        remove(path)
