@@ -85,6 +85,15 @@ def test_averages_follow_from_the_signal(folders: dict[str, Path]) -> None:
         np.testing.assert_allclose(look["uncertainty"], uncertainty, rtol=5e-3, atol=1e-12)
 
 
+@pytest.mark.parametrize("method", ["movement", "soft-movement", "l0"])
+def test_pruned_weights_have_a_signal_where_the_method_reads_it(method: str, folders: dict[str, Path]) -> None:
+    """Learned scores read G · w of the weight behind the mask: it is how a pruned weight comes back."""
+    last = lines(folders[method], "signal")[-1]
+    assert read_record(folders[method])["kept"] < 0.11
+    assert all(signal > 0 for signal in last["signal"])
+    assert all(weight > 0 for weight in last["weight"])
+
+
 def test_the_shares_of_matrices_end_as_the_record_says(folders: dict[str, Path]) -> None:
     for method in ("platon", "magnitude", "columns"):
         record = read_record(folders[method])

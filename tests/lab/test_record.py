@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,6 +54,61 @@ def test_record_that_is_none(text: str | None, sentence: str, tmp_path: Path) ->
         (tmp_path / record.RECORD).write_text(text)
     with pytest.raises(UserError, match=sentence):
         record.read_record(tmp_path)
+
+
+WHOLE: dict[str, Any] = {
+    "format": 1,
+    "task": "digits",
+    "method": "platon",
+    "settings": {"seed": {"value": 0, "source": "ours"}},
+    "metrics": ["accuracy"],
+    "results": {"validation": {"accuracy": 0.5}},
+    "kept": 0.1,
+    "parameters": {"all": 10, "prunable": 8, "left": 3},
+    "layers": {"layer.0": 0.1},
+    "seconds": 2.0,
+}
+
+
+def test_whole_record_is_read(tmp_path: Path) -> None:
+    for more in ({}, {"title": "PLATON", "decided_by": None, "seconds": 2}):
+        record.write_json(tmp_path / record.RECORD, WHOLE | more)
+        assert record.read_record(tmp_path) == WHOLE | more
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "place"),
+    [
+        *((name, None, name) for name in WHOLE if name != "format"),
+        ("settings", {"seed": 0}, "settings.seed"),
+        ("results", {}, "results"),
+        ("results", {"validation": {"accuracy": "good"}}, "results.validation.accuracy"),
+        ("kept", 17.0, "kept"),
+        ("layers", {"layer.0": "half"}, "layers.layer.0"),
+        ("layers", {"layer.0": 1.5}, "layers.layer.0"),
+        ("layers", [0.1], "layers"),
+        ("parameters", {"all": 10}, "parameters.prunable"),
+    ],
+)
+def test_record_with_holes_is_one_sentence(name: str, value: Any, place: str, tmp_path: Path) -> None:
+    record.write_json(tmp_path / record.RECORD, WHOLE | {name: value})
+    with pytest.raises(UserError, match=f"is half a record: {place}: ") as caught:
+        record.read_record(tmp_path)
+    assert "\n" not in str(caught.value)
+    record.write_json(tmp_path / record.RECORD, {key: one for key, one in WHOLE.items() if key != name})
+    with pytest.raises(UserError, match=f"is half a record: {name}: field required"):
+        record.read_record(tmp_path)
+
+
+def test_deeply_nested_json_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / record.RECORD).write_text("[" * 200_000)
+    with pytest.raises(UserError, match="is damaged"):
+        record.read_record(tmp_path)
+
+
+def test_line_separators_inside_a_text_split_no_line(tmp_path: Path) -> None:
+    (tmp_path / record.HISTORY).write_text('{"step": 1, "note": "a\u2028b\x85c"}\n', encoding="utf-8")
+    assert record.read_history(tmp_path) == [{"step": 1, "note": "a\u2028b\x85c"}]
 
 
 def test_history_survives_a_line_cut_short(tmp_path: Path) -> None:

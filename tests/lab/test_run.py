@@ -16,12 +16,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
-from platon import weights
+from platon import Platon, cli, weights
 from platon.lab import arguments, best_model, checkpoint, finish, tasks
 from platon.lab import run as lab
-from platon.lab.claim import read_started
+from platon.lab.claim import read_started, settings_to_resume
 from platon.lab.errors import UserError
-from platon.lab.finished import evaluate_run
+from platon.lab.file import write_json
+from platon.lab.finished import evaluate_run, reopen
 from platon.lab.folder import HISTORY, LOCK, PROBE, RECORD, STARTED
 from platon.lab.printer import Printer
 from platon.lab.record import read_history, read_record
@@ -86,6 +87,14 @@ def test_record_is_complete(finished: Path) -> None:
     assert 0 < record["chance"]["validation"]["accuracy"] < 0.3
     assert record["seconds"] > 0
     assert record["bytes"] == (finished / "model" / "model.safetensors").stat().st_size
+
+
+def test_record_names_the_method_and_the_settings_that_matter_to_it(finished: Path) -> None:
+    record = read_record(finished)
+    assert record["title"] == "PLATON"
+    assert record["method_settings"] == dataclasses.asdict(Platon(window=10))
+    dense = read_record(finished / "dense")
+    assert (dense["title"], dense["method_settings"]) == ("Dense", {})
 
 
 def test_exactly_the_share_asked_for_is_kept(finished: Path) -> None:
@@ -196,6 +205,21 @@ def test_evaluation_gives_the_record_again(finished: Path) -> None:
     record, results = evaluate_run(finished)
     assert record == read_record(finished)
     assert results == record["results"]
+
+
+def test_fp16_run_is_measured_without_a_gpu(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
+    shutil.copytree(finished, tmp_path / "run")
+    record = read_record(finished)
+    record["settings"]["precision"] = {"value": "fp16", "source": "user"}
+    write_json(tmp_path / "run" / RECORD, record)
+    assert evaluate_run(tmp_path / "run")[1] == record["results"]
+
+
+def test_reopening_does_not_prepare_the_training_rows(finished: Path) -> None:
+    assert len(reopen(finished).prepared.train) <= 8
+    assert len(reopen(finished).prepared.evaluation["validation"]) == 40
+    assert len(reopen(finished, eval_rows=8).prepared.evaluation["validation"]) == 8
 
 
 # --- the best model ---------------------------------------------------------------------------------------------------
@@ -406,6 +430,52 @@ def test_finished_run_returns_at_once(finished: Path, monkeypatch: pytest.Monkey
     assert content(finished) == before
 
 
+class Counter:
+    """An attachment: counts forward passes of a training, and has a tensor."""
+
+    def __init__(self, model: Any) -> None:
+        self.count, self.sum, self.detached = 0, torch.zeros(2), 0
+        self._hook = model.register_forward_hook(self._see)
+
+    def _see(self, model: Any, inputs: Any, output: Any) -> None:
+        if model.training:
+            self.count += 1
+            self.sum += output.logits.detach().sum()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "tensors": {"sum": self.sum}}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.count, self.sum = state["count"], state["tensors"]["sum"]
+
+    def detach(self) -> None:
+        self._hook.remove()
+        self.detached += 1
+
+
+def test_attachments_are_in_checkpoints(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Counter] = []
+
+    def attach(settings: Any, model: Any, prepared: Prepared) -> dict[str, Counter]:
+        made.append(Counter(model))
+        return {"counter": made[-1]}
+
+    prune(tiny(), tmp_path / "whole", attach=attach)
+    with monkeypatch.context() as patch:
+        interrupt(patch, 9)
+        with pytest.raises(Killed):
+            prune(tiny(), tmp_path / "run", attach=attach)
+    with pytest.raises(UserError, match=r"checkpoint-8' was trained with a counter"):
+        prune(tiny(), tmp_path / "run", resume=True)
+    prune(tiny(), tmp_path / "run", resume=True, attach=attach)
+    whole, stopped, resumed = made
+    assert (whole.count, stopped.count, resumed.count) == (12, 9, 12)
+    assert torch.equal(whole.sum, resumed.sum)
+    assert whole.detached
+    assert resumed.detached
+    compare(tmp_path / "run", plain)
+
+
 # --- whose folder it is -----------------------------------------------------------------------------------------------
 
 
@@ -440,6 +510,62 @@ def test_folder_with_other_things_is_refused(tmp_path: Path) -> None:
     assert content(tmp_path) == {"thesis.tex": b"years of work"}
     with pytest.raises(UserError, match="holds no run; start one without --resume"):
         read_started(tmp_path)
+
+
+def test_resuming_takes_what_is_not_said_from_the_run(unfinished: Path) -> None:
+    """The command compares what it was given, not the defaults of what it was not."""
+    asked = resolve(flags={"task": "sst2", "steps": 12})  # other defaults than those of the digits
+    with pytest.raises(UserError, match=r"holds another run: its task is 'digits', not 'sst2'"):
+        settings_to_resume(unfinished, asked)
+    assert settings_to_resume(unfinished, resolve(flags={"steps": 12})) == tiny()
+    assert settings_to_resume(unfinished / "none", asked) == asked
+    arguments = ["prune", "--output", str(unfinished), "--resume"]
+    with pytest.raises(UserError, match=r"holds another run: its learning_rate is 0\.0005, not 0\.1"):
+        cli.app([*arguments, "--learning-rate", "0.1"], standalone_mode=False)
+    with pytest.raises(UserError, match=r"holds another run: its batch is 16, not 8"):
+        cli.app([*arguments, "--batch", "8", "--eval-rows", "40"], standalone_mode=False)
+
+
+def changed(**values: Any) -> dict[str, Any]:
+    """`run.json` with other values of settings."""
+    plain = {"format": 1, "recipe": None, "settings": tiny().plain()}
+    for name, value in values.items():
+        plain["settings"][name] = {"value": value, "source": "user"}  # type: ignore[index]
+    return plain
+
+
+@pytest.mark.parametrize(
+    ("started", "sentence"),
+    [
+        (changed(optimizer="adagrad"), "optimizer must be one of adamw, adamax, sgd, got 'adagrad'"),
+        (changed(precision="fp8"), "precision must be one of float32, bf16, fp16, got 'fp8'"),
+        (changed(batch="many"), "batch must be of type int, got 'many'"),
+        (changed(batch=[16]), "batch must be of type int"),
+        (changed(keep=None), "keep needs a value"),
+        (changed(units="atoms"), "units must be one of"),
+        (changed() | {"format": 99}, "has format 99, this version of platon reads 1"),
+        (changed() | {"settings": [1]}, "is not what this version of platon writes"),
+        (changed() | {"settings": {"keep": 0.1}}, "is not what this version of platon writes"),
+        (changed() | {"settings": {"keep": {"value": 0.1, "source": "stars"}}}, "is not what this version of"),
+        (changed() | {"recipe": 3}, "is not what this version of platon writes"),
+    ],
+)
+def test_started_settings_are_checked_as_a_users_are(started: Any, sentence: str, tmp_path: Path) -> None:
+    write_json(tmp_path / STARTED, started)
+    with pytest.raises(UserError, match=sentence) as caught:
+        read_started(tmp_path)
+    assert str(tmp_path / STARTED) in str(caught.value)
+
+
+@pytest.mark.parametrize("line", ["[1, 2]", "hello", '{"loss": 1.0}', '{"step": "two"}', "{}"])
+@pytest.mark.parametrize("name", [HISTORY, PROBE])
+def test_foreign_line_among_a_runs_own_is_refused(name: str, line: str, unfinished: Path) -> None:
+    text = (unfinished / name).read_text()
+    (unfinished / name).write_text(text.replace("\n", f"\n{line}\n", 1))
+    with pytest.raises(UserError, match=rf"{name}' is damaged: line 2 is not a JSON object with a step"):
+        prune(tiny(), unfinished, resume=True)
+    (unfinished / name).write_text(text)
+    assert prune(tiny(), unfinished, resume=True)["kept"] == pytest.approx(0.1, abs=1e-5)
 
 
 def test_settings_of_another_version_are_said_to_be_so(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from platon.lab.run import prune
 from platon.lab.settings import Sourced, resolve
 from platon.lab.stop import Interrupted, StopCallback
 from platon.lab.trainer import LabTrainer
+from platon.lab.training import Training
 
 TINY: dict[str, Any] = {"train_rows": 128, "eval_rows": 40, "batch": 16, "steps": 12, "eval_every": 3, "every": 2}
 TINY |= {"log_every": 2, "checkpoint_every": 4, "warmup": 1.0, "cooldown": 5.0, "dense": "none", "keep": 0.2}
@@ -68,7 +69,7 @@ def test_stopped_and_resumed_to_the_same_bits(method: str, tmp_path: Path, monke
 
     def stop(self: StopCallback, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == 6:
-            self.stop_signal = signal.SIGTERM
+            self.signal = signal.SIGTERM
         step_end(self, args, state, control, **kwargs)
 
     with monkeypatch.context() as patch:
@@ -167,15 +168,14 @@ def make_constant() -> Callable[[pytest.MonkeyPatch], None]:
     """Zero the head before the last measurement."""
 
     def make(monkeypatch: pytest.MonkeyPatch) -> None:
-        finish = lab._finish
+        finish = lab.finish
 
-        def changed(*args: Any) -> Any:
-            trainer, watch = args[4], args[6]
-            watch.sealed.extra.pop("best", None)
+        def changed(training: Training, *others: Any) -> Any:
+            training.checkpoints.extra.pop("best", None)
             with torch.no_grad():
-                trainer.model.classifier.weight.zero_()
-            return finish(*args)
+                training.trainer.model.classifier.weight.zero_()  # type: ignore[union-attr]
+            return finish(training, *others)
 
-        monkeypatch.setattr(lab, "_finish", changed)
+        monkeypatch.setattr(lab, "finish", changed)
 
     return make

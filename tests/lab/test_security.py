@@ -17,6 +17,7 @@ import platon
 from platon.lab import checkpoint
 from platon.lab.claim import read_started
 from platon.lab.errors import UserError
+from platon.lab.file import append_line, write_text
 from platon.lab.run import prune
 from platon.lab.settings import Sourced, resolve
 from platon.lab.stop import StopCallback
@@ -132,6 +133,93 @@ def test_best_model_of_a_hostile_checkpoint_stays_in_the_folder(tmp_path: Path) 
         with pytest.raises(UserError, match="is damaged"):
             checkpoint.checked_extra(tmp_path, {"best": {"step": step, "value": 0.5, "kept": 0.1}})
     assert checkpoint.checked_extra(tmp_path, {"best": {"step": 4, "value": 0.5, "kept": 0.1}})
+
+
+LINKS = (".lock", "run.json", "record.json", "history.jsonl", "probe.jsonl", "checkpoints", "model", "best-2", "dense")
+LINKS += (
+    ".best-2",
+    "checkpoints/checkpoint-2",
+    "checkpoints/checkpoint-2/complete.json",
+    "compact",
+    "model/config.json",
+)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was killed after its second checkpoint; tests copy it."""
+    folder = tmp_path_factory.mktemp("runs") / "stopped"
+
+    def die(self: StopCallback, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 5:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StopCallback, "on_step_end", die)
+        with pytest.raises(Killed):
+            prune(tiny(), folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_nothing_is_written_or_removed_through_a_link(name: str, stopped: Path, tmp_path: Path) -> None:
+    folder, outside = tmp_path / "run", tmp_path / "outside"
+    shutil.copytree(stopped, folder)
+    link = folder / name
+    if link.exists():
+        link.rename(outside)
+    elif "." in name.lstrip("."):
+        outside.write_text("mine")
+    else:
+        outside.mkdir()
+        (outside / "complete.json").write_text("mine")
+        (outside / "config.json").write_text("mine")
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(outside)
+    before = {path: path.read_bytes() for path in [outside, *outside.rglob("*")] if path.is_file()}
+    with pytest.raises(UserError, match=rf"{name}' is a symbolic link, and nothing in a run folder is written"):
+        prune(tiny(), folder, resume=True)
+    assert {path: path.read_bytes() for path in [outside, *outside.rglob("*")] if path.is_file()} == before
+    assert link.is_symlink()
+
+
+def test_link_as_a_lock_empties_nothing(tmp_path: Path) -> None:
+    """In a folder that holds nothing else, too."""
+    (tmp_path / "thesis").write_text("years of work")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(tmp_path / "thesis")
+    with pytest.raises(UserError, match=r"\.lock' is a symbolic link"):
+        prune(tiny(), tmp_path / "run")
+    assert (tmp_path / "thesis").read_text() == "years of work"
+
+
+def test_link_is_no_checkpoint(stopped: Path, tmp_path: Path) -> None:
+    """Neither taken, nor completed, nor removed."""
+    shutil.copytree(stopped / "checkpoints" / "checkpoint-2", tmp_path / "outside")
+    place = tmp_path / "checkpoints"
+    shutil.copytree(stopped / "checkpoints", place)
+    (place / "checkpoint-1").symlink_to(tmp_path / "outside")
+    (place / "checkpoint-9").symlink_to(tmp_path / "outside")
+    before = sorted(path.name for path in (tmp_path / "outside").iterdir())
+    assert list(checkpoint.steps(place)) == [2, 4]
+    assert checkpoint.last_complete(place) == (place / "checkpoint-4", [])
+    assert checkpoint.problem(place / "checkpoint-9") == "checkpoint-9 is a symbolic link"
+    with pytest.raises(UserError, match="is a symbolic link"):
+        checkpoint.write_state(place / "checkpoint-9", 9, None, {})
+    checkpoint.rotate(place, 1)
+    checkpoint.discard([place / "checkpoint-1", place / "checkpoint-9"])
+    assert sorted(path.name for path in (tmp_path / "outside").iterdir()) == before
+
+
+def test_lines_and_files_are_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "outside").write_text("mine")
+    for name in ("history.jsonl", "record.json"):
+        (tmp_path / name).symlink_to(tmp_path / "outside")
+    with pytest.raises(UserError, match=r"history\.jsonl' is a symbolic link"):
+        append_line(tmp_path / "history.jsonl", {"step": 1})
+    write_text(tmp_path / "record.json", "new")
+    assert (tmp_path / "outside").read_text() == "mine"
+    assert (tmp_path / "record.json").read_text() == "new"
 
 
 # --- a model folder is data -------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from platon import cli
 from platon.lab import sweep
 from platon.lab.duration import in_words
 from platon.lab.errors import UserError
@@ -148,10 +149,8 @@ def test_the_command_says_what_the_settings_say(tmp_path: Path) -> None:
         flags: dict[str, Any] = {}
         while rest:
             name = rest.pop(0).removeprefix("--").replace("-", "_")
-            if name in ("augment", "group_by_length"):
-                flags[name] = True
-            elif name == "no_group_by_length":
-                flags["group_by_length"] = False
+            if name.removeprefix("no_") in ("augment", "group_by_length"):
+                flags[name.removeprefix("no_")] = not name.startswith("no_")
             else:
                 flags[name] = rest.pop(0)
         from platon.lab.settings import type_of
@@ -160,6 +159,28 @@ def test_the_command_says_what_the_settings_say(tmp_path: Path) -> None:
             if isinstance(value, str):
                 flags[name] = type_of(name)(value)
         assert resolve(None, None, flags).settings == trial.sourced.settings
+
+
+def test_no_over_a_recipes_yes_reaches_the_child_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the child itself reads its command line."""
+    recipe = next(name for name, one in RECIPES.items() if one.values.get("freeze_embeddings") is True)
+    text = f'[[product]]\nrecipe = "{recipe}"\nfreeze_embeddings = [false, true]\naugment = [false, true]\n'
+    given: list[Any] = []
+
+    class Given(Exception):  # noqa: N818
+        pass
+
+    def take(sourced: Any, *others: Any) -> None:
+        given.append(sourced.settings)
+        raise Given
+
+    monkeypatch.setattr("platon.lab.run.prune", take)
+    trials = sweep.read(write(tmp_path, text), tmp_path / "runs")
+    for trial in trials:
+        with pytest.raises(Given):
+            cli.app(trial.command()[3:], standalone_mode=False)
+    assert given == [trial.sourced.settings for trial in trials]
+    assert [settings.freeze_embeddings for settings in given] == [False, False, True, True]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,10 @@
 """The bridge to Trainer: a user's own Trainer prunes, logs, saves and resumes; and the order of rows in ours."""
 
+import gc
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -14,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 
-from platon import Magnitude, Platon, weights
+from platon import HardConcrete, Magnitude, Platon, weights
 from platon.lab import checkpoint
 from platon.lab.callback import PruningCallback
 from platon.lab.errors import UserError
@@ -294,6 +297,15 @@ def test_checkpoint_of_another_setting_or_model_is_refused_by_name(make: Make, t
         make(PruningCallback(KEEP, resume_from=other)).train(resume_from_checkpoint=True)
 
 
+def test_another_share_is_refused_on_resumption(make: Make) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        make(PruningCallback(KEEP), Stop(7)).train()
+    again = make(PruningCallback(0.4))
+    with pytest.raises(UserError, match=r"training that keeps 0.2 at its end, and this one keeps 0.4; give the same"):
+        again.train(resume_from_checkpoint=True)
+    assert not again.optimizer.optimizer._optimizer_step_post_hooks  # type: ignore[union-attr, attr-defined]
+
+
 def test_can_train_twice(make: Make) -> None:
     """A second training starts afresh: with a new pruner, and without the first one on the optimizer."""
     callback = PruningCallback(KEEP)
@@ -332,6 +344,63 @@ def test_trainers_own_best_model_is_one_at_the_target_share(
     assert trainer.state.best_model_checkpoint == str(tmp_path / "out" / "checkpoint-8")  # the first of the final phase
     assert places(tmp_path / "out") == ([8, 12] if limit else [2, 4, 6, 8, 10, 12])
     assert left(trainer)[0] == round(KEEP * left(trainer)[1])
+
+
+# --- random gates -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("best", [False, True], ids=["last model", "best model"])
+def test_nothing_changes_the_weights_after_training(make: Make, best: bool) -> None:
+    """ℓ0 trains with random gates. Freeing the callback must not write them into the finished weights."""
+    callback = PruningCallback(KEEP, score=HardConcrete(), cooldown=5)
+    more = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True} if best else {}
+    trainer = make(callback, **more)
+    trainer.train()
+    finished = result(trainer)
+    assert left(trainer)[0] == round(KEEP * left(trainer)[1])
+    if best:
+        saved = AutoModelForSequenceClassification.from_pretrained(trainer.state.best_model_checkpoint)
+        assert same(finished, saved.state_dict())
+    trainer.callback_handler.callbacks.clear()
+    del callback
+    gc.collect()
+    assert same(result(trainer), finished)
+
+
+def test_second_training_starts_from_the_finished_weights(make: Make) -> None:
+    started: list[Weights] = []
+
+    class Look(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            tensors = callback.pruner.state_dict()["tensors"]  # type: ignore[union-attr]
+            started.append({name: tensors[f"{name}:full"].clone() for name in weights(kwargs["model"]).matrices})
+
+    callback = PruningCallback(KEEP, score=HardConcrete())
+    trainer = make(callback, Look(), save_strategy="no")
+    trainer.train()
+    finished = {name: m.detach().clone().view(-1) for name, m in weights(trainer.model).matrices.items()}  # type: ignore[arg-type]
+    trainer.train()
+    assert same(started[1], finished)
+
+
+def test_script_ends_in_silence(tiny_bert: Path, tmp_path: Path) -> None:
+    """The callback is freed when the interpreter shuts down, after torch: it must have nothing left to do then."""
+    (tmp_path / "script.py").write_text(
+        "import torch\n"
+        "from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments\n"
+        "import platon\n"
+        "rows = [{'input_ids': torch.arange(5, 11), 'labels': n % 2} for n in range(8)]\n"
+        f"model = AutoModelForSequenceClassification.from_pretrained({str(tiny_bert)!r})\n"
+        "arguments = TrainingArguments(max_steps=3, use_cpu=True, save_strategy='no', report_to='none',\n"
+        f"    dataloader_pin_memory=False, output_dir={str(tmp_path / 'out')!r})\n"
+        "callback = platon.PruningCallback(keep=0.1, score=platon.HardConcrete())\n"
+        "trainer = Trainer(model, arguments, train_dataset=rows, callbacks=[callback])\n"
+        "trainer.train()\n"
+    )
+    done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 # --- the order of rows ------------------------------------------------------------------------------------------------
