@@ -16,7 +16,7 @@ from rich.table import Table
 
 from platon.cli_deploy import export, measure_speed, speed
 from platon.lab.errors import UserError
-from platon.lab.settings import FIELDS, Sourced, panel_of, resolve, type_of
+from platon.lab.settings import FIELDS, ResolvedSettings, panel_of, resolve, type_of
 from platon.terminal import console, errors, tell
 
 app = typer.Typer(
@@ -107,21 +107,21 @@ def prune(
     if resume and output is not None and not said:
         from platon.lab.claim import read_started
 
-        sourced = read_started(output)
+        resolved = read_started(output)
     else:
-        sourced = resolve(recipe, config, flags)
-    folder = output or _default_folder(sourced)
+        resolved = resolve(recipe, config, flags)
+    folder = output or _default_folder(resolved)
     if resume:
         from platon.lab.claim import settings_to_resume
 
-        sourced = settings_to_resume(folder, sourced)
+        resolved = settings_to_resume(folder, resolved)
     from platon.deploy.shrink import shrink
     from platon.lab import process_group
     from platon.lab.printer import Printer
     from platon.lab.run import prune as run_prune
     from platon.report.run_figure import draw_run
 
-    record = run_prune(sourced, folder, resume, Printer(tell, sys.stderr.isatty()), shrink)
+    record = run_prune(resolved, folder, resume, Printer(tell, sys.stderr.isatty()), shrink)
     first, several = process_group.is_first(), process_group.count() > 1
     process_group.leave()
     if not first:
@@ -156,8 +156,8 @@ def _leave() -> None:
     os._exit(0)
 
 
-def _default_folder(sourced: Sourced) -> Path:
-    s = sourced.settings
+def _default_folder(resolved: ResolvedSettings) -> Path:
+    s = resolved.settings
     share = f"-{100 * s.keep:g}" if s.penalty is None else f"-penalty{s.penalty:g}"
     share = "" if s.method == "dense" else share
     return Path("runs") / f"{s.task}-{s.method}{share}-seed{s.seed}"

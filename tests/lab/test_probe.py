@@ -15,7 +15,7 @@ from torch import nn
 from platon.lab.probe import Probe, count_bits, interval, sample_weights, words
 from platon.lab.record import PROBE, read_history, read_record
 from platon.lab.run import prune
-from platon.lab.settings import Sourced, resolve
+from platon.lab.settings import ResolvedSettings, resolve
 from platon.lab.stop import StopCallback
 
 TINY: dict[str, Any] = {"train_rows": 128, "eval_rows": 40, "batch": 16, "steps": 12, "eval_every": 3, "dense": "none"}
@@ -24,7 +24,7 @@ TINY |= {"learning_rate": 0.05, "window": 1}
 METHODS = ("platon", "magnitude", "movement", "soft-movement", "l0", "ratio", "dense")
 
 
-def tiny(**flags: Any) -> Sourced:
+def tiny(**flags: Any) -> ResolvedSettings:
     return resolve(flags={**TINY, **flags})
 
 

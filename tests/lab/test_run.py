@@ -27,7 +27,8 @@ from platon.lab.folder import HISTORY, LOCK, PROBE, RECORD, STARTED
 from platon.lab.printer import Printer
 from platon.lab.record import read_history, read_record
 from platon.lab.run import prune
-from platon.lab.settings import Plan, Sourced, resolve
+from platon.lab.settings import ResolvedSettings, resolve
+from platon.lab.step_count import StepCounts
 from platon.lab.stop import Interrupted, StopCallback
 from platon.lab.tasks import Prepared, Request, Task
 
@@ -38,7 +39,7 @@ TINY: dict[str, Any] = {"train_rows": 128, "eval_rows": 40, "batch": 16, "steps"
 TINY |= {"log_every": 2, "checkpoint_every": 4, "every": 2, "warmup": 1.0, "cooldown": 5.0}
 
 
-def tiny(**flags: Any) -> Sourced:
+def tiny(**flags: Any) -> ResolvedSettings:
     return resolve(flags={**TINY, "dense": "none", **flags})
 
 
@@ -75,7 +76,7 @@ def test_record_is_complete(finished: Path) -> None:
     settings = record["settings"]
     assert settings["keep"] == {"value": 0.15, "source": "user"}
     assert settings["learning_rate"] == {"value": 5e-4, "source": "ours"}
-    assert record["plan"] == dataclasses.asdict(Plan(12, 1, 5, 1, eval_every=3, log_every=2, checkpoint_every=4))
+    assert record["plan"] == dataclasses.asdict(StepCounts(12, 1, 5, 1, eval_every=3, log_every=2, checkpoint_every=4))
     assert {"platon", "torch", "transformers", "datasets", "accelerate", "python"} == set(record["versions"])
     assert record["versions"]["torch"] == torch.__version__
     assert record["data"]["train_rows"] == 128
@@ -216,10 +217,16 @@ def test_fp16_run_is_measured_without_a_gpu(finished: Path, tmp_path: Path, monk
     assert evaluate_run(tmp_path / "run")[1] == record["results"]
 
 
-def test_reopening_does_not_prepare_the_training_rows(finished: Path) -> None:
-    assert len(reopen(finished).prepared.train) <= 8
-    assert len(reopen(finished).prepared.evaluation["validation"]) == 40
-    assert len(reopen(finished, eval_rows=8).prepared.evaluation["validation"]) == 8
+def test_reopening_does_not_read_the_training_rows(write_sst2: Write, tiny_bert: Path, tmp_path: Path) -> None:
+    data = write_sst2()
+    flags = {"task": "sst2", "model": str(tiny_bert), "data": str(data), "steps": 2, "cooldown": 1.0, "warmup": 0.0}
+    resolved = resolve(flags={**TINY, **flags, "train_rows": None, "eval_rows": None})
+    record = prune(resolved, tmp_path / "run")
+    (data / "glue" / "sst2" / "train.parquet").unlink()
+    assert len(reopen(tmp_path / "run").prepared.train) == 0
+    assert len(reopen(tmp_path / "run").prepared.evaluation["validation"]) == 20
+    assert len(reopen(tmp_path / "run", eval_rows=8).prepared.evaluation["validation"]) == 8
+    assert evaluate_run(tmp_path / "run") == (record, record["results"])
 
 
 # --- the best model ---------------------------------------------------------------------------------------------------
@@ -325,9 +332,9 @@ def test_signal_saves_and_the_run_goes_on_to_the_same_bits(
     assert not (tmp_path / "run" / RECORD).exists()
     assert list(checkpoint.steps(tmp_path / "run" / "checkpoints")) == [8, 9]
     told: list[str] = []
-    sourced = read_started(tmp_path / "run")
-    assert sourced == tiny()
-    record = prune(sourced, tmp_path / "run", resume=True, printer=Printer(told.append))
+    resolved = read_started(tmp_path / "run")
+    assert resolved == tiny()
+    record = prune(resolved, tmp_path / "run", resume=True, printer=Printer(told.append))
     assert told[0] == "resuming at step 9 of 12"
     compare(tmp_path / "run", plain)
     assert record["seconds"] > 0
@@ -402,20 +409,20 @@ def test_resumed_run_sees_the_same_augmented_images(
             place.mkdir(parents=True, exist_ok=True)
             (place / f"{n}.png").write_bytes(make_png(n, 12))
     flags = {"task": "images", "data": str(tmp_path / "pets"), "model": str(tiny_vit), "augment": True}
-    sourced = resolve(flags={**TINY, **flags, "train_rows": None, "eval_rows": None, "batch": 4})
-    prune(sourced, tmp_path / "whole")
+    resolved = resolve(flags={**TINY, **flags, "train_rows": None, "eval_rows": None, "batch": 4})
+    prune(resolved, tmp_path / "whole")
     interrupt(monkeypatch, 10, signal.SIGTERM)  # the middle of the third epoch
     with pytest.raises(Interrupted):
-        prune(sourced, tmp_path / "run")
-    prune(sourced, tmp_path / "run", resume=True)
+        prune(resolved, tmp_path / "run")
+    prune(resolved, tmp_path / "run", resume=True)
     compare(tmp_path / "run", tmp_path / "whole")
 
 
 def test_stopping_the_twin_is_stopping_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupt(monkeypatch, 2, signal.SIGTERM)
-    sourced = tiny(dense="first", steps=4, warmup=0.0, cooldown=1.0)
+    resolved = tiny(dense="first", steps=4, warmup=0.0, cooldown=1.0)
     with pytest.raises(Interrupted) as caught:
-        prune(sourced, tmp_path / "run")
+        prune(resolved, tmp_path / "run")
     assert caught.value.folder == tmp_path / "run"  # whose --resume goes on with both
     assert prune(read_started(tmp_path / "run"), tmp_path / "run", resume=True)["dense"] is not None
 

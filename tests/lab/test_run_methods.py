@@ -16,7 +16,7 @@ from platon.lab.convergence import is_constant, why_not_converged
 from platon.lab.finished import evaluate_run
 from platon.lab.record import read_record
 from platon.lab.run import prune
-from platon.lab.settings import Sourced, resolve
+from platon.lab.settings import ResolvedSettings, resolve
 from platon.lab.stop import Interrupted, StopCallback
 from platon.lab.trainer import LabTrainer
 from platon.lab.training import Training
@@ -31,7 +31,7 @@ PENALTY = {
 learned = pytest.mark.parametrize("method", ["movement", "soft-movement", "l0"])
 
 
-def tiny(**flags: Any) -> Sourced:
+def tiny(**flags: Any) -> ResolvedSettings:
     settings = {**TINY, **flags}
     return resolve(flags={name: value for name, value in settings.items() if value is not None})
 

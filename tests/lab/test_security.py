@@ -19,7 +19,7 @@ from platon.lab.claim import read_started
 from platon.lab.errors import UserError
 from platon.lab.file import append_line, write_text
 from platon.lab.run import prune
-from platon.lab.settings import Sourced, resolve
+from platon.lab.settings import ResolvedSettings, resolve
 from platon.lab.stop import StopCallback
 
 SOURCE = Path(platon.__file__).parent
@@ -28,7 +28,7 @@ LOADERS = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "job
 Png = Callable[..., bytes]
 
 
-def tiny(**flags: Any) -> Sourced:
+def tiny(**flags: Any) -> ResolvedSettings:
     small = {"train_rows": 128, "eval_rows": 40, "batch": 16, "steps": 6, "eval_every": 2, "checkpoint_every": 2}
     return resolve(flags={**small, "every": 1, "warmup": 1.0, "cooldown": 2.0, "dense": "none", **flags})
 
@@ -236,8 +236,8 @@ def pets(make_png: Png, tmp_path: Path) -> Path:
 
 
 def hostile_run(model: Path, pets: Path, folder: Path) -> None:
-    sourced = tiny(task="images", data=str(pets), model=str(model), train_rows=None, eval_rows=None, batch=4, steps=2)
-    prune(sourced.with_user(warmup=0.0, cooldown=1.0), folder)
+    resolved = tiny(task="images", data=str(pets), model=str(model), train_rows=None, eval_rows=None, batch=4, steps=2)
+    prune(resolved.with_user(warmup=0.0, cooldown=1.0), folder)
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["a class that transformers has", "a class of its own"])

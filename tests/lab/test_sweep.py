@@ -75,7 +75,7 @@ def test_every_combination_is_a_run(tmp_path: Path) -> None:
         "digits/dense-seed0",  # once, whatever the share
         "digits/movement-20-seed1",  # seed by seed
     ]
-    settings = trials[2].sourced.settings
+    settings = trials[2].resolved.settings
     assert (settings.method, settings.keep, settings.seed, settings.steps) == ("movement", 0.2, 1, 8)
     assert trials[0].folder == tmp_path / "runs" / "digits" / "movement-20-seed0"
 
@@ -99,13 +99,13 @@ def test_recipes_are_named_by_template(tmp_path: Path) -> None:
     text = '[[product]]\ntask = ["rte", "cola"]\nkeep = 0.15\nrecipe = "paper/bert-base/{task}-{ratio}"\n'
     trials = sweep.read(write(tmp_path, text), tmp_path)
     assert [trial.recipe for trial in trials] == ["paper/bert-base/rte-15", "paper/bert-base/cola-15"]
-    assert trials[0].sourced.settings.beta2 == RECIPES["paper/bert-base/rte-15"].values["beta2"]
+    assert trials[0].resolved.settings.beta2 == RECIPES["paper/bert-base/rte-15"].values["beta2"]
 
 
 def test_models_and_data_are_named_by_template(tmp_path: Path) -> None:
     shared = '[settings]\nmodel = "starts/{task}-{seed}"\ndata = "glue/{task}"\n'
     text = shared + '[[product]]\ntask = ["rte", "cola"]\nseed = 3\n'
-    settings = [trial.sourced.settings for trial in sweep.read(write(tmp_path, text), tmp_path / "runs")]
+    settings = [trial.resolved.settings for trial in sweep.read(write(tmp_path, text), tmp_path / "runs")]
     assert [(own.model, own.data) for own in settings] == [("starts/rte-3", "glue/rte"), ("starts/cola-3", "glue/cola")]
 
 
@@ -129,12 +129,12 @@ def test_the_papers_tables_come_with_the_package(name: str) -> None:
     assert sweep.title(sweep.packaged()[name])
     for trial in trials:
         assert trial.recipe in RECIPES
-        assert trial.sourced.settings.task in trial.name
+        assert trial.resolved.settings.task in trial.name
 
 
 def test_soft_movement_in_the_papers_tables_is_steered_to_its_column() -> None:
     trial = next(trial for trial in sweep.read("squad", Path()) if trial.name == "squad/l0-15-seed0")
-    settings = trial.sourced.settings
+    settings = trial.resolved.settings
     assert (settings.keep, settings.penalty, settings.score_learning_rate) == (0.15, None, 0.1)
 
 
@@ -158,7 +158,7 @@ def test_the_command_says_what_the_settings_say(tmp_path: Path) -> None:
         for name, value in flags.items():
             if isinstance(value, str):
                 flags[name] = type_of(name)(value)
-        assert resolve(None, None, flags).settings == trial.sourced.settings
+        assert resolve(None, None, flags).settings == trial.resolved.settings
 
 
 def test_no_over_a_recipes_yes_reaches_the_child_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,8 +170,8 @@ def test_no_over_a_recipes_yes_reaches_the_child_process(tmp_path: Path, monkeyp
     class Given(Exception):  # noqa: N818
         pass
 
-    def take(sourced: Any, *others: Any) -> None:
-        given.append(sourced.settings)
+    def take(resolved: Any, *others: Any) -> None:
+        given.append(resolved.settings)
         raise Given
 
     monkeypatch.setattr("platon.lab.run.prune", take)
@@ -179,7 +179,7 @@ def test_no_over_a_recipes_yes_reaches_the_child_process(tmp_path: Path, monkeyp
     for trial in trials:
         with pytest.raises(Given):
             cli.app(trial.command()[3:], standalone_mode=False)
-    assert given == [trial.sourced.settings for trial in trials]
+    assert given == [trial.resolved.settings for trial in trials]
     assert [settings.freeze_embeddings for settings in given] == [False, False, True, True]
 
 
@@ -235,7 +235,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runs of the sweep, one after the other in this process: it takes longer to start one than to run it."""
     place = tmp_path_factory.mktemp("sweep")
     for trial in sweep.read(write(place), place / "runs"):
-        prune(trial.sourced, trial.folder)
+        prune(trial.resolved, trial.folder)
     return place / "runs"
 
 
@@ -269,7 +269,7 @@ def test_a_run_that_dies_does_not_stop_the_others(tmp_path: Path) -> None:
     trials = sweep.read(write(tmp_path, text), tmp_path / "runs")
     events = [event for event in sweep_workers.run_locally(trials, tmp_path / "runs", 2) if event is not None]
     assert [event.what for event in events[:2]] == ["started", "started"]
-    ends = {event.trial.sourced.settings.method: event for event in events[2:]}
+    ends = {event.trial.resolved.settings.method: event for event in events[2:]}
     assert {method: event.what for method, event in ends.items()} == {"platon": "failed", "magnitude": "finished"}
     assert "nowhere" in ends["platon"].why
 

@@ -10,7 +10,8 @@ import torch
 from transformers import AutoTokenizer, Trainer, TrainingArguments
 
 from platon.lab.errors import UserError
-from platon.lab.settings import Plan, Settings
+from platon.lab.settings import Settings
+from platon.lab.step_count import StepCounts
 from platon.lab.tasks import Prepared, Request, find, squad
 from platon.lab.tasks import dataset as sources
 from platon.lab.trainer import LabTrainer
@@ -164,7 +165,7 @@ def test_rows_are_measured_by_length_and_scored_in_their_order(prepared: Prepare
     )
     arguments.remove_unused_columns = False
     model = prepared.build().eval()
-    LabTrainer(Settings(task="squad"), Plan(1, 0, 0, 0, 1, 1, 1), prepared, model=model, args=arguments).measure()
+    LabTrainer(Settings(task="squad"), StepCounts(1, 0, 0, 0, 1, 1, 1), prepared, model=model, args=arguments).measure()
     (starts, ends), labels = seen
     assert labels[0].tolist() == windows["start_positions"][:]
     assert labels[1].tolist() == windows["end_positions"][:]

@@ -29,7 +29,7 @@ def test_report_is_made_of_the_records(study: Path, runs: Runs, tmp_path: Path) 
 
 
 def test_every_run_of_the_sweep_has_a_record_and_no_other_has_one(study: Path, runs: Runs, tmp_path: Path) -> None:
-    wanted = {job.name: job.sourced.settings for job in sweep.read(str(study / "sweep.toml"), tmp_path)}
+    wanted = {job.name: job.resolved.settings for job in sweep.read(str(study / "sweep.toml"), tmp_path)}
     found = {run.name.removeprefix("records/"): run for run in runs}
     assert found.keys() == wanted.keys()
     for name, run in found.items():

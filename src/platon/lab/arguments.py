@@ -11,12 +11,13 @@ from transformers import TrainingArguments
 
 from platon.lab import process_group
 from platon.lab.errors import UserError
-from platon.lab.settings import Plan, Settings
+from platon.lab.settings import Settings
+from platon.lab.step_count import StepCounts
 from platon.lab.tasks import Prepared
 
 
 def training_arguments(
-    settings: Settings, plan: Plan, prepared: Prepared, folder: Path, bar: bool = False
+    settings: Settings, steps: StepCounts, prepared: Prepared, folder: Path, bar: bool = False
 ) -> TrainingArguments:
     """For a training with checkpoints in `folder`; `bar` shows Trainer's progress bar."""
     divisor = settings.accumulate * process_group.count()
@@ -28,16 +29,16 @@ def training_arguments(
         raise UserError(f"report_to {settings.report_to} needs a package: pip install {settings.report_to}")
     return TrainingArguments(
         output_dir=str(folder),
-        max_steps=plan.total,
+        max_steps=steps.total,
         per_device_train_batch_size=settings.batch // divisor,
         gradient_accumulation_steps=settings.accumulate,
         max_grad_norm=settings.clip,
-        logging_steps=plan.log_every,
+        logging_steps=steps.log_every,
         logging_nan_inf_filter=False,  # so that a loss that is not finite is logged as it is
         eval_strategy="steps",
-        eval_steps=plan.eval_every,
+        eval_steps=steps.eval_every,
         save_strategy="steps",
-        save_steps=plan.checkpoint_every,
+        save_steps=steps.checkpoint_every,
         save_total_limit=settings.checkpoints,
         report_to=settings.report_to,
         disable_tqdm=not bar,

@@ -6,7 +6,7 @@ import contextlib
 import errno
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
@@ -16,43 +16,31 @@ from platon.lab.errors import UserError
 from platon.lab.file import read_json, write_json
 from platon.lab.folder import LOCK, STARTED, RunFolder
 from platon.lab.record import FORMAT
-from platon.lab.settings import FIELDS, Settings, Source, Sourced, _converted
+from platon.lab.settings import ResolvedSettings
 
 
-def read_started(folder: Path) -> Sourced:
+def read_started(folder: Path) -> ResolvedSettings:
     """The settings that the run in `folder` was started with, checked as a user's settings are."""
     path = RunFolder(folder).started
     if not path.exists():
         raise UserError(f"{str(folder)!r} holds no run; start one without --resume")
     started = read_json(path)
-    if isinstance(started, dict) and started.get("format", FORMAT) != FORMAT:
-        raise UserError(f"{str(path)!r} has format {started['format']}, this version of platon reads {FORMAT}")
     if not isinstance(started, dict):
         started = {}
+    if started.get("format", FORMAT) != FORMAT:
+        raise UserError(f"{str(path)!r} has format {started['format']}, this version of platon reads {FORMAT}")
     return restore_settings(started.get("settings"), path, started.get("recipe"))
 
 
-def restore_settings(saved: Any, path: Path, recipe: Any = None) -> Sourced:
-    """Settings from the JSON of `run.json` or `record.json`: name -> value and source.
-
-    A setting that is newer than the file has its default.
-    """
+def restore_settings(saved: Any, path: Path, recipe: Any = None) -> ResolvedSettings:
+    """The settings in the JSON of `path`, a `run.json` or `record.json`; a `UserError` names the file."""
     try:
-        values = {name: one["value"] for name, one in saved.items()}
-        sources: dict[str, Source] = {name: one["source"] for name, one in saved.items()}
-        if not values.keys() <= FIELDS.keys() or not set(sources.values()) <= set(get_args(Source)):
-            raise UserError("it has an unknown setting or source")
-        if not isinstance(recipe, str | None):
-            raise UserError(f"its recipe is {recipe!r}")
-        settings = Settings(**{name: _converted(name, value) for name, value in values.items()})
-    except (AttributeError, KeyError, TypeError):
-        raise UserError(f"{str(path)!r} is not what this version of platon writes") from None
+        return ResolvedSettings.from_plain(saved, recipe)
     except UserError as error:
         raise UserError(f"{str(path)!r} is not what this version of platon writes: {error}") from None
-    return Sourced(settings, {**dict.fromkeys(FIELDS, "ours"), **sources}, recipe)
 
 
-def settings_to_resume(folder: Path, asked: Sourced) -> Sourced:
+def settings_to_resume(folder: Path, asked: ResolvedSettings) -> ResolvedSettings:
     """The settings of the run in `folder`, for a command that resumes it and gives some settings again.
 
     Only what the command gives, itself or by a recipe, is compared with the run; the rest is the run's. If `folder`
@@ -67,12 +55,12 @@ def settings_to_resume(folder: Path, asked: Sourced) -> Sourced:
 
 
 @contextlib.contextmanager
-def claimed(folder: Path, sourced: Sourced, resume: bool) -> Iterator[None]:
+def claimed(folder: Path, resolved: ResolvedSettings, resume: bool) -> Iterator[None]:
     """Hold the folder for this run: it is new, or holds this run and no other process works on it."""
     with contextlib.ExitStack() as claim:
         with process_group.first_process_only() as first:
             if first:
-                claim.enter_context(_locked(RunFolder(folder), sourced, resume))
+                claim.enter_context(_locked(RunFolder(folder), resolved, resume))
         yield
 
 
@@ -90,17 +78,17 @@ def locked(path: Path, message: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _locked(run: RunFolder, sourced: Sourced, resume: bool) -> Iterator[None]:
+def _locked(run: RunFolder, resolved: ResolvedSettings, resume: bool) -> Iterator[None]:
     new = not run.path.exists()
-    _check(run, sourced, resume)
+    _check(run, resolved, resume)
     busy = f"another process works on {str(run.path)!r}; wait for it or choose another --output"
     with locked(run.lock, busy):
-        _check(run, sourced, resume)  # again: another process may have changed the folder before the lock was ours
+        _check(run, resolved, resume)  # again: another process may have changed the folder before the lock was ours
         first_start = not run.is_started
         try:
             if first_start:
                 with _writable(run.path):
-                    write_json(run.started, {"format": FORMAT, "recipe": sourced.recipe, "settings": sourced.plain()})
+                    write_json(run.started, {"format": FORMAT, "recipe": resolved.recipe, "settings": resolved.plain()})
             yield
         except BaseException:
             if first_start:
@@ -116,14 +104,14 @@ def _writable(folder: Path) -> Iterator[None]:
         raise UserError(f"cannot write to {str(folder)!r}: {error.strerror}") from None
 
 
-def _check(run: RunFolder, sourced: Sourced, resume: bool) -> None:
+def _check(run: RunFolder, resolved: ResolvedSettings, resume: bool) -> None:
     """Refuse a folder that holds anything but this run. A lock or half a run.json from a killed start is nothing."""
     run.refuse_links()
     folder = str(run.path)
     if run.is_started:
         if not resume:
             raise UserError(f"{folder!r} holds a run already; continue it with --resume, or choose another --output")
-        _refuse_other_settings(run.path, read_started(run.path), sourced.plain())
+        _refuse_other_settings(run.path, read_started(run.path), resolved.plain())
     elif run.path.exists():
         if not run.path.is_dir():
             raise UserError(f"{folder!r} is a file; choose another --output")
@@ -132,7 +120,7 @@ def _check(run: RunFolder, sourced: Sourced, resume: bool) -> None:
             raise UserError(f"{folder!r} is not empty and holds no run; choose another --output")
 
 
-def _refuse_other_settings(folder: Path, started: Sourced, asked: Mapping[str, Mapping[str, Any]]) -> None:
+def _refuse_other_settings(folder: Path, started: ResolvedSettings, asked: Mapping[str, Mapping[str, Any]]) -> None:
     theirs = started.plain()
     # What the user typed is compared first: naming a default that differs only as a consequence would mislead.
     for name in sorted(asked, key=lambda name: asked[name]["source"] != "user"):

@@ -59,7 +59,7 @@ def _save(training: Training, shrink: Shrink | None) -> dict[str, Any] | None:
     save_model(model, folder.model)
     if prepared.processor is not None:
         prepared.processor.save_pretrained(folder.model)
-    if shrink is None or pruner is None or training.sourced.settings.units == "weights":
+    if shrink is None or pruner is None or training.resolved.settings.units == "weights":
         return None
     try:
         return shrink(model, prepared.batch(), folder.compact, prepared.processor)
@@ -70,8 +70,8 @@ def _save(training: Training, shrink: Shrink | None) -> dict[str, Any] | None:
 def _record(
     training: Training, results: Results, compact: dict[str, Any] | None, dense: dict[str, Any] | None
 ) -> dict[str, Any]:
-    sourced, prepared, trainer = training.sourced, training.prepared, training.trainer
-    pruner, best, method = training.checkpoints.pruner, training.best.best, METHODS[sourced.settings.method]
+    resolved, prepared, trainer = training.resolved, training.prepared, training.trainer
+    pruner, best, method = training.checkpoints.pruner, training.best.best, METHODS[resolved.settings.method]
     split, metric = next(iter(results)), prepared.metrics[0]
     model: Any = trainer.model
     matrices = weights(model).matrices if pruner is None else pruner.units.matrices
@@ -87,13 +87,13 @@ def _record(
     )
     return {
         "format": FORMAT,
-        "task": sourced.settings.task,
-        "method": sourced.settings.method,
+        "task": resolved.settings.task,
+        "method": resolved.settings.method,
         "title": method.title,
         "method_settings": {} if pruner is None else asdict(pruner.score),
-        "recipe": sourced.recipe,
-        "settings": sourced.plain(),
-        "plan": asdict(training.plan),
+        "recipe": resolved.recipe,
+        "settings": resolved.plain(),
+        "plan": asdict(training.steps),
         "data": {"fingerprint": prepared.fingerprint, "train_rows": len(prepared.train)}
         | {f"{name}_rows": len(rows) for name, rows in prepared.evaluation.items()},
         "metrics": list(prepared.metrics),

@@ -13,7 +13,7 @@ from platon.lab.arguments import evaluation_arguments
 from platon.lab.claim import restore_settings
 from platon.lab.folder import RunFolder
 from platon.lab.record import read_record
-from platon.lab.settings import Plan
+from platon.lab.step_count import StepCounts
 from platon.lab.tasks import Prepared
 from platon.lab.trainer import LabTrainer, Results
 from platon.lab.training import make_request
@@ -24,7 +24,7 @@ class FinishedRun(NamedTuple):
 
     Args:
         record: what the run left.
-        prepared: its task, with the run's own model; without training rows beyond a few.
+        prepared: its task, with the run's own model and without training rows.
         measure: evaluates a model on the task.
     """
 
@@ -44,18 +44,17 @@ def reopen(folder: Path, data: Path | None = None, eval_rows: int | None = None)
 
     Args:
         folder: the run's.
-        data: read the data from here instead.
-        eval_rows: prepare so many rows of each evaluation split only; the run's own number by default.
+        data: evaluate every row of this data instead, with the classes that the model knows.
+        eval_rows: prepare so many rows of each evaluation split only.
     """
     run = RunFolder(folder)
     record = read_record(folder)
     settings = restore_settings(record["settings"], run.record).settings
-    if data is not None:
-        settings = replace(settings, data=str(data))
-    # Nothing is trained, so a handful of training rows is prepared instead of all of them.
-    settings = replace(settings, train_rows=8, eval_rows=eval_rows or settings.eval_rows)
-    prepared = tasks.find(settings.task).prepare(make_request(settings, str(run.model)))
-    no_training = Plan(1, 0, 0, 0, 1, 1, 1)
+    request = make_request(settings).for_evaluation(run.model, data)
+    if eval_rows is not None:
+        request = replace(request, eval_rows=eval_rows)
+    prepared = tasks.find(settings.task).prepare(request)
+    no_training = StepCounts(1, 0, 0, 0, 1, 1, 1)
 
     def measure(model: Any) -> Results:
         with tempfile.TemporaryDirectory() as place:

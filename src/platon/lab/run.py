@@ -10,7 +10,6 @@ from typing import Any
 
 from platon.engine.hooks import NotFinite
 from platon.engine.methods import METHODS
-from platon.engine.schedule import checked_keep
 from platon.lab import checkpoint, process_group, tasks
 from platon.lab.attachment import Attach
 from platon.lab.claim import claimed, explaining_write_errors
@@ -20,14 +19,15 @@ from platon.lab.folder import RunFolder
 from platon.lab.order import NothingToTrain
 from platon.lab.printer import Printer
 from platon.lab.record import read_record, rewind_history
-from platon.lab.settings import Settings, Sourced, plan
+from platon.lab.settings import ResolvedSettings, Settings
+from platon.lab.step_count import count_steps
 from platon.lab.stop import Interrupted
 from platon.lab.tasks import Prepared
 from platon.lab.training import Training, assemble, checked, make_request
 
 
 def prune(
-    sourced: Sourced,
+    resolved: ResolvedSettings,
     folder: Path,
     resume: bool = False,
     printer: Printer | None = None,
@@ -37,7 +37,7 @@ def prune(
     """Run to the end, with the dense twin where the settings ask for it; returns the record.
 
     Args:
-        sourced: the settings.
+        resolved: the settings.
         folder: the run folder; it must be new unless `resume`.
         resume: go on with the run in `folder`, if there is one.
         printer: prints progress, in the first process; nothing by default.
@@ -46,12 +46,12 @@ def prune(
     """
     process_group.join()
     printer = printer if printer is not None and process_group.is_first() else Printer()
-    settings, run = sourced.settings, RunFolder(folder)
+    settings, run = resolved.settings, RunFolder(folder)
     _check_method(settings)  # before the twin is trained, not after
-    with claimed(folder, sourced, resume):
+    with claimed(folder, resolved, resume):
         if METHODS[settings.method].score is None or settings.dense == "none":
-            return _run(sourced, run, printer, shrink, attach=attach)
-        twin = replace(sourced, settings=replace(settings, method="dense", dense="none"))
+            return _run(resolved, run, printer, shrink, attach=attach)
+        twin = replace(resolved, settings=replace(settings, method="dense", dense="none"))
         printer.line(f"training the dense twin in {run.dense.path}")
         with claimed(run.dense.path, twin, resume or run.dense.path.exists()):
             try:
@@ -61,18 +61,17 @@ def prune(
         aim = f"to {settings.keep:.0%}" if settings.penalty is None else f"with penalty {settings.penalty:g}"
         printer.line(f"pruning {aim} while fine-tuning")
         start = str(run.dense.model) if settings.dense == "first" else None
-        return _run(sourced, run, printer, shrink, start, dense, attach)
+        return _run(resolved, run, printer, shrink, start, dense, attach)
 
 
 def _check_method(settings: Settings) -> None:
     if settings.method not in METHODS:
         raise UserError(f"no method is called {settings.method!r}{nearest(settings.method, METHODS)}")
-    checked(checked_keep, settings.keep)
     checked(METHODS[settings.method].build, asdict(settings))
 
 
 def _run(
-    sourced: Sourced,
+    resolved: ResolvedSettings,
     run: RunFolder,
     printer: Printer,
     shrink: Shrink | None = None,
@@ -88,15 +87,17 @@ def _run(
         process_group.wait_for_all()
         return read_record(run.path)
     began = time.monotonic()
-    settings = sourced.settings
+    settings = resolved.settings
     prepared = _prepare(settings, start)
-    steps = plan(sourced, len(prepared.train))
+    steps = count_steps(resolved, len(prepared.train))
     last = _last_checkpoint(run, settings, printer)
     earlier = 0.0
     if last is not None:
         printer.line(f"resuming at step {last.name.removeprefix('checkpoint-')} of {steps.total}")
         earlier = float(checkpoint.read_numbers(last)["extra"].get("seconds", 0.0))
-    training = assemble(sourced, run, steps, prepared, printer, attach)
+    training = assemble(resolved, run, steps, prepared, printer, attach)
+    for note in prepared.notes:
+        printer.line(note)
     training.checkpoints.clock = lambda: earlier + time.monotonic() - began
     with explaining_write_errors(run.path):
         _train(training, last)
@@ -135,5 +136,5 @@ def _train(training: Training, last: Path | None) -> None:
             what = str(error).split(";")[0]
             training.checkpoints.extra["not_finite"] = f"{what} at step {trainer.state.global_step + 1}"
             return
-    if stop.signal is not None and trainer.state.global_step < training.plan.total:
+    if stop.signal is not None and trainer.state.global_step < training.steps.total:
         raise Interrupted(stop.signal, training.folder.path)

@@ -11,7 +11,8 @@ import numpy as np
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from platon.lab import tasks
-from platon.lab.settings import Sourced, plan
+from platon.lab.settings import ResolvedSettings
+from platon.lab.step_count import count_steps
 from platon.lab.training import make_request, make_trainer
 
 
@@ -35,11 +36,11 @@ class StepTimer(TrainerCallback):
         return float(np.median(self.seconds[1:] or self.seconds))
 
 
-def measure_step(sourced: Sourced, tried: int = 4) -> tuple[int, float]:
+def measure_step(resolved: ResolvedSettings, tried: int = 4) -> tuple[int, float]:
     """The steps that a run will have, and the seconds that one of them takes on this machine."""
-    settings = sourced.settings
+    settings = resolved.settings
     prepared = tasks.find(settings.task).prepare(make_request(settings))
-    steps = plan(sourced, len(prepared.train))
+    steps = count_steps(resolved, len(prepared.train))
     timer = StepTimer()
     with tempfile.TemporaryDirectory() as place:
         trainer, checkpoints = make_trainer(settings, steps, prepared, Path(place))

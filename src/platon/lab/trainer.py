@@ -13,7 +13,8 @@ from transformers import Trainer, get_scheduler
 from platon.lab.convergence import is_constant
 from platon.lab.optimizer import make_optimizer
 from platon.lab.order import RowOrder
-from platon.lab.settings import Plan, Settings
+from platon.lab.settings import Settings
+from platon.lab.step_count import StepCounts
 from platon.lab.tasks import Prepared
 
 Results = dict[str, dict[str, float]]  # split -> metric -> value
@@ -22,8 +23,8 @@ Results = dict[str, dict[str, float]]  # split -> metric -> value
 class LabTrainer(Trainer):
     """Trainer for a prepared task."""
 
-    def __init__(self, settings: Settings, plan: Plan, prepared: Prepared, **kwargs: Any) -> None:
-        self.lab_settings, self.plan, self.prepared = settings, plan, prepared
+    def __init__(self, settings: Settings, steps: StepCounts, prepared: Prepared, **kwargs: Any) -> None:
+        self.lab_settings, self.steps, self.prepared = settings, steps, prepared
         #: split -> whether the last measurement found the same prediction for every row
         self.constant: dict[str, bool] = {}
         #: step of the last evaluation, and its results
@@ -55,7 +56,7 @@ class LabTrainer(Trainer):
             optimizer = optimizer or self.optimizer
             assert optimizer is not None
             self.lr_scheduler = get_scheduler(
-                self.lab_settings.decay, optimizer, self.plan.lr_warmup, num_training_steps
+                self.lab_settings.decay, optimizer, self.steps.lr_warmup, num_training_steps
             )
         return self.lr_scheduler
 

@@ -26,7 +26,8 @@ from platon.lab.history import HistoryCallback
 from platon.lab.order import EpochCallback
 from platon.lab.printer import Printer
 from platon.lab.probe import Probe
-from platon.lab.settings import Plan, Settings, Sourced
+from platon.lab.settings import ResolvedSettings, Settings
+from platon.lab.step_count import StepCounts
 from platon.lab.stop import StopCallback
 from platon.lab.tasks import Prepared, Request
 from platon.lab.trainer import LabTrainer
@@ -37,9 +38,9 @@ class Training:
     """A training that is ready to start.
 
     Args:
-        sourced: the settings, and who chose each of them.
+        resolved: the settings, and who chose each of them.
         folder: where the run writes.
-        plan: the lengths of its phases, in steps.
+        steps: the lengths of the training and its phases.
         prepared: its task.
         trainer: trains and measures.
         checkpoints: holds the pruner, the attachments and what checkpoints carry.
@@ -47,9 +48,9 @@ class Training:
         stop: knows whether a signal has arrived.
     """
 
-    sourced: Sourced
+    resolved: ResolvedSettings
     folder: RunFolder
-    plan: Plan
+    steps: StepCounts
     prepared: Prepared
     trainer: LabTrainer
     checkpoints: CheckpointCallback
@@ -58,50 +59,60 @@ class Training:
 
 
 def assemble(
-    sourced: Sourced, folder: RunFolder, plan: Plan, prepared: Prepared, printer: Printer, attach: Attach | None = None
+    resolved: ResolvedSettings,
+    folder: RunFolder,
+    steps: StepCounts,
+    prepared: Prepared,
+    printer: Printer,
+    attach: Attach | None = None,
 ) -> Training:
     """Build the model, and everything that takes part in training it."""
-    settings = sourced.settings
-    trainer, checkpoints = make_trainer(settings, plan, prepared, folder.checkpoints, printer.bar, attach)
+    settings = resolved.settings
+    trainer, checkpoints = make_trainer(settings, steps, prepared, folder.checkpoints, printer.bar, attach)
     checkpoints.extra["settings"] = asdict(settings)
     headline = f"eval_{next(iter(prepared.evaluation))}_{prepared.metrics[0]}"
-    best = BestModelCallback(folder, plan.total - plan.cooldown, headline, checkpoints)
+    best = BestModelCallback(folder, steps.total - steps.cooldown, headline, checkpoints)
     stop = StopCallback()
     # Before Trainer's own callbacks, so that every logger sees the pruner's numbers; and the probe before the pruner,
     # so that its hook sees the weights before they are masked.
     trainer.callback_handler.callbacks[0:0] = [
-        Probe(folder, plan.total, checkpoints),
+        Probe(folder, steps.total, checkpoints),
         checkpoints,
         EpochCallback(trainer.order),
         stop,
-        HistoryCallback(folder, plan.total, headline, checkpoints, printer),
+        HistoryCallback(folder, steps.total, headline, checkpoints, printer),
         best,
     ]
-    return Training(sourced, folder, plan, prepared, trainer, checkpoints, best, stop)
+    return Training(resolved, folder, steps, prepared, trainer, checkpoints, best, stop)
 
 
 def make_trainer(
-    settings: Settings, plan: Plan, prepared: Prepared, folder: Path, bar: bool = False, attach: Attach | None = None
+    settings: Settings,
+    steps: StepCounts,
+    prepared: Prepared,
+    folder: Path,
+    bar: bool = False,
+    attach: Attach | None = None,
 ) -> tuple[LabTrainer, CheckpointCallback]:
     """A Trainer with a new model, and the callback that prunes it, which is not yet added."""
     disable_progress_bar()  # of saving and loading files
-    arguments = training_arguments(settings, plan, prepared, folder, bar)
+    arguments = training_arguments(settings, steps, prepared, folder, bar)
     set_seed(settings.seed)
     model = prepared.build()
-    checkpoints = make_callback(settings, plan)
+    checkpoints = make_callback(settings, steps)
     if attach is not None:
         checkpoints.attached.update(attach(settings, model, prepared))
-    trainer = LabTrainer(settings, plan, prepared, model=model, args=arguments)
+    trainer = LabTrainer(settings, steps, prepared, model=model, args=arguments)
     trainer.remove_callback(PrinterCallback)  # it prints every logged line if there is no progress bar
     return trainer, checkpoints
 
 
-def make_callback(settings: Settings, plan: Plan) -> CheckpointCallback:
+def make_callback(settings: Settings, steps: StepCounts) -> CheckpointCallback:
     """The callback that prunes by the settings' method; one that only completes checkpoints for a dense training."""
     score = checked(METHODS[settings.method].build, asdict(settings))
     if score is None:
         return CheckpointCallback()
-    schedule = checked(Cubic, settings.keep, plan.total, plan.warmup, plan.cooldown, settings.every)
+    schedule = checked(Cubic, settings.keep, steps.total, steps.warmup, steps.cooldown, settings.every)
     return PruningCallback(settings.keep, score=score, schedule=schedule, units=_units(settings))
 
 

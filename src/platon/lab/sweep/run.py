@@ -73,13 +73,13 @@ def _expected(trials: Sequence[Trial], todo: Sequence[Trial], workers: int, cons
     for trial in todo:
         kind = _kind(trial)
         if kind not in known:
-            known[kind] = measure_step(trial.sourced)
+            known[kind] = measure_step(trial.resolved)
         steps, step = known[kind]
         found[trial] = steps * step
     kinds = {_kind(trial): [other for other in todo if _kind(other) == _kind(trial)] for trial in todo}
     for kind, same in kinds.items():
         steps, step = known[kind]
-        console.print(f"  {escape(same[0].sourced.settings.task)}: {len(same)} runs × {steps:,} steps × {step:.3g} s")
+        console.print(f"  {escape(same[0].resolved.settings.task)}: {len(same)} runs × {steps:,} steps × {step:.3g} s")
     total = sum(found.values()) / workers
     console.print(f"about {in_words(total)} with {workers} at a time, evaluation not counted")
     return found
@@ -87,5 +87,5 @@ def _expected(trials: Sequence[Trial], todo: Sequence[Trial], workers: int, cons
 
 def _kind(trial: Trial) -> tuple[object, ...]:
     """The settings that mostly decide how many steps a trial has and how long one takes."""
-    s = trial.sourced.settings
+    s = trial.resolved.settings
     return (s.task, s.model, s.batch, s.max_length, s.image_size, s.steps, s.epochs, s.train_rows)

@@ -19,7 +19,7 @@ from typing import Any
 from platon.lab.claim import read_started
 from platon.lab.errors import UserError, nearest
 from platon.lab.folder import RunFolder
-from platon.lab.settings import FIELDS, Sourced, resolve
+from platon.lab.settings import FIELDS, ResolvedSettings, resolve
 
 _NAMED = ("task", "method", "keep", "penalty", "seed", "recipe")  # settings with a place of their own in a trial's name
 _TEMPLATES = ("recipe", "model", "data")
@@ -42,7 +42,7 @@ class Trial:
     flags: Mapping[str, Any]
 
     @property
-    def sourced(self) -> Sourced:
+    def resolved(self) -> ResolvedSettings:
         """All of its settings."""
         return resolve(self.recipe, None, self.flags)
 
@@ -148,7 +148,7 @@ def _filled(name: str, template: Any, words: Mapping[str, Any]) -> str:
 def _check(trial: Trial) -> None:
     """Refuse, before any run starts, a trial with bad settings or whose folder holds a run with other settings."""
     try:
-        wanted = trial.sourced
+        wanted = trial.resolved
     except UserError as error:
         raise UserError(f"run {trial.name!r}: {error}") from None
     if RunFolder(trial.folder).is_started:
