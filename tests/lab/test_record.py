@@ -92,11 +92,11 @@ def test_whole_record_is_read(tmp_path: Path) -> None:
 )
 def test_record_with_holes_is_one_sentence(name: str, value: Any, place: str, tmp_path: Path) -> None:
     record.write_json(tmp_path / record.RECORD, WHOLE | {name: value})
-    with pytest.raises(UserError, match=f"is half a record: {place}: ") as caught:
+    with pytest.raises(UserError, match=f"is half a record: {name!r} is missing or damaged .{place}: ") as caught:
         record.read_record(tmp_path)
     assert "\n" not in str(caught.value)
     record.write_json(tmp_path / record.RECORD, {key: one for key, one in WHOLE.items() if key != name})
-    with pytest.raises(UserError, match=f"is half a record: {name}: field required"):
+    with pytest.raises(UserError, match=f"is half a record: {name!r} is missing or damaged .{name}: field required"):
         record.read_record(tmp_path)
 
 

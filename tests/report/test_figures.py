@@ -32,6 +32,7 @@ def record(**changes: Any) -> dict[str, Any]:
     layers = {f"vit.layers.{n}.{name}.weight": 0.05 * (n + 1) for n in range(3) for name in names}
     results = {"validation": {"accuracy": 0.75}}
     plain = {"format": 1, "task": "digits", "method": "platon", "metrics": ["accuracy"], "results": results}
+    plain |= {"settings": {}, "kept": 0.1, "parameters": {"all": 10, "prunable": 8, "left": 3}, "seconds": 2.0}
     plain |= {"layers": layers, "best": {"step": 8, "value": 0.75}, "dense": {"results": results}}
     return plain | changes
 

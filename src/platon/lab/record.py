@@ -35,7 +35,6 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 class _Setting(BaseModel, strict=True):
     value: str | int | float | bool | None
-    source: str
 
 
 class _Parameters(BaseModel, strict=True):
@@ -73,7 +72,10 @@ def read_record(folder: Path) -> dict[str, Any]:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"]))
-        raise UserError(f"{str(path)!r} is half a record: {place}: {first['msg'].lower()}") from None
+        raise UserError(
+            f"{str(path)!r} is half a record: {first['loc'][0]!r} is missing or damaged ({place}: "
+            f"{first['msg'].lower()}); run it again, or remove it"
+        ) from None
     return record
 
 
