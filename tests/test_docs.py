@@ -36,6 +36,7 @@ from transformers.utils import logging
 
 import platon
 from platon import cli
+from platon.lab import tasks
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -109,6 +110,7 @@ def make_rte(folder: Path) -> None:
 def own_model(place: Path) -> None:
     """The texts in three formats, images, and a model for each."""
     pyarrow.csv.write_csv(reviews(), place / "reviews.csv")
+    pyarrow.csv.write_csv(reviews(10), place / "new-reviews.csv")
     (place / "tickets").mkdir()
     pyarrow.parquet.write_table(reviews(), place / "tickets" / "train.parquet")
     reviews(16).to_pandas().to_json(place / "tickets" / "validation.jsonl", orient="records", lines=True)
@@ -146,6 +148,7 @@ IN_PLACE: dict[str, Callable[[Path], None]] = {
     "prune-in-a-plain-loop": lambda place: None,
     "distil": own_trainer,
     "add-a-method": lambda place: None,
+    "add-a-task": lambda place: None,
     "run-a-sweep": lambda place: None,
     "several-processes": lambda place: None,
     "reproduce-a-row-of-the-paper": paper_row,
@@ -199,6 +202,8 @@ def test_every_snippet_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / ".cache")
+    monkeypatch.syspath_prepend(tmp_path)  # as for a reader's Python, where the page's files can be imported
+    monkeypatch.setattr(tasks, "TASKS", dict(tasks.TASKS))
     logging.disable_progress_bar()
     IN_PLACE[page.stem](tmp_path)
     namespace = {"__name__": "__main__"}

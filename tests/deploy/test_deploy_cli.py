@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,9 @@ import pytest
 import torch
 
 import platon
-from platon import cli, cli_deploy
+from platon import cli
+from platon.cli import model as cli_model
+from platon.cli.model import ENGINES, Format
 from platon.deploy import onnx, speed
 from platon.deploy.shrink import shrink
 from platon.engine.family import heads, neurons
@@ -71,6 +75,7 @@ def test_export_sparse(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert "% of 0.82 MB" in said
     assert str(run / "sparse") in said
+    assert (run / "sparse" / "preprocessor_config.json").exists()
 
 
 def test_export_compact(structured: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,6 +98,16 @@ def test_export_onnx(structured: Path, capsys: pytest.CaptureFixture[str]) -> No
     file = structured / "onnx" / "model.onnx"
     torch.testing.assert_close(onnx.Session(file)(batch)[0], expected, atol=1e-5, rtol=1e-5)
     assert file.stat().st_size < (structured / "model" / "model.safetensors").stat().st_size
+    assert (structured / "onnx" / "preprocessor_config.json").exists()
+
+
+def test_onnx_under_a_name_of_its_own_says_where_the_processor_is(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "mine").mkdir()
+    platon_command("export", run, "--format", "onnx", "--output", run / "mine" / "small.onnx")
+    assert not (run / "mine" / "preprocessor_config.json").exists()
+    assert f"image processor: {run / 'model'}" in capsys.readouterr().out
 
 
 def test_nothing_to_remove(run: Path) -> None:
@@ -163,6 +178,36 @@ def test_speed(structured: Path, capsys: pytest.CaptureFixture[str], monkeypatch
         assert word in said
 
 
+def test_sparse_is_compared_with_dense_kernels(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a dense twin the same weights are measured twice; only the pruned model may skip its zeros."""
+    opened: list[str] = []
+
+    def recorded(name: str, engine: speed.Engine) -> speed.Engine:
+        return lambda *args: (opened.append(name), engine(*args))[1]
+
+    for name in ("eager", "sparse"):
+        monkeypatch.setitem(speed.ENGINES, name, recorded(name, speed.eager))
+    memory: list[str] = []
+    monkeypatch.setattr(speed, "_memory", lambda engine, *args: memory.append(engine) or {"peak_bytes": 5_000_000})
+    platon_command("speed", run, "--engine", "sparse", "--batch", 2, "--batch", 3, "--rounds", 2, "--no-metric")
+    assert opened == ["eager", "sparse"] * 2
+    assert memory == ["eager", "sparse"]
+    said = capsys.readouterr().out
+    for line in (
+        r"sparse, 2 rows: dense .* ms, pruned .* ms",
+        r"sparse, 3 rows: ",
+        r"sparse, memory of the dense model",
+    ):
+        assert re.search(line, said)
+
+
+def test_sparse_is_measured_unless_the_user_chooses() -> None:
+    assert ENGINES == ["eager", "onnx", "sparse"]
+    assert inspect.signature(cli_model.speed).parameters["engine"].default is ENGINES
+
+
 def test_the_dense_twin_is_taken(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is one; and the model with its zeros, where there is nothing compact."""
     seen: list[Any] = []
@@ -229,7 +274,7 @@ def test_help_is_quick_and_says_it_all(command: str, capsys: pytest.CaptureFixtu
         "speed": ("--engine", "--batch"),
     }
     assert all(word in said for word in wanted[command])
-    assert cli_deploy.Format("onnx") is cli_deploy.Format.onnx
+    assert Format("onnx") is Format.onnx
 
 
 # --- at the end of a run ----------------------------------------------------------------------------------------------
@@ -248,6 +293,17 @@ def test_a_structured_run_ends_with_its_compact_model(tmp_path: Path) -> None:
     assert record["compact"]["difference"] <= 1e-5
     assert read_record(folder)["compact"] == record["compact"]
     assert (folder / "compact" / "preprocessor_config.json").exists()
+
+
+def test_more_than_asked_for_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in {**TINY, "keep": 0.01}.items()]
+    platon_command("prune", *words, "--dense", "none", "--units", "heads", "--output", tmp_path / "run")
+    kept = read_record(tmp_path / "run")["kept"]
+    assert kept >= 0.25  # one of four heads
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        f"{kept:.2%} is kept, more than the 1.00% that was asked for: one head of each attention always stays" in said
+    )
 
 
 def test_a_compact_model_that_cannot_be_made_costs_no_run(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Most processes are forked from a server that has imported everything once, becau
 
 import contextlib
 import json
+import math
 import multiprocessing
 import os
 import re
@@ -21,6 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from safetensors import safe_open
 
 from platon.lab import checkpoint
 from platon.lab.record import read_history, read_record
@@ -431,6 +433,22 @@ def test_help_shows_every_setting(run: Start) -> None:
         assert f"--{name.replace('_', '-')}" in shown
 
 
+def test_every_yes_or_no_setting_has_two_flags() -> None:
+    """And a recipe's yes can be overridden by no, on the way through a command line too."""
+    import typer
+
+    from platon.cli import app
+    from platon.lab.settings import FIELDS, type_of
+
+    command = typer.main.get_command(app).commands["prune"]  # type: ignore[attr-defined]
+    flags = {name for name in FIELDS if type_of(name) is bool}
+    assert {"freeze_embeddings", "augment", "group_by_length", "trust_remote_code"} <= flags
+    for parameter in command.params:
+        if parameter.name in flags:
+            word = parameter.name.replace("_", "-")
+            assert (parameter.opts, parameter.secondary_opts) == ([f"--{word}"], [f"--no-{word}"])
+
+
 def test_flags_reach_the_settings(run: Start, tmp_path: Path) -> None:
     """A flag of each kind, and the file under it; nothing is trained."""
     (tmp_path / "run.toml").write_text('task = "text"\nkeep = 0.3\ngroup_by_length = true\nbatch = 4\n')
@@ -474,6 +492,46 @@ def test_eval_gives_the_record_again(reference: Reference, run: Start) -> None:
     value = f"{100 * read_record(reference.folder)['results']['validation']['accuracy']:.2f} %"
     assert re.search(rf"validation .*accuracy .*{value}.*{value}", command.out)
     assert command.err == ""
+
+
+def test_inspect_weights_matrices_by_their_size(reference: Reference, run: Start) -> None:
+    record = read_record(reference.folder)
+    shares = record["layers"]
+    with safe_open(reference.folder / "model" / "model.safetensors", framework="numpy") as file:
+        sizes = {name: math.prod(file.get_slice(name).get_shape()) for name in shares}
+    assert len(set(sizes.values())) > 1
+    mean = sum(shares[name] * size for name, size in sizes.items()) / sum(sizes.values())
+    assert mean == pytest.approx(record["kept"], abs=1e-6)  # the model has one layer
+    plain = sum(shares.values()) / len(shares)
+    assert f"{100 * mean:.1f}" != f"{100 * plain:.1f}"
+    [row] = [line for line in run("inspect", reference.folder).out.splitlines() if line.strip("│ ").startswith("0 ")]
+    assert re.search(rf"· {100 * mean:.1f}\b", row)
+
+
+def test_eval_of_other_data_counts_every_row(run: Start, tiny_bert: Path, tmp_path: Path) -> None:
+    """With the model's own classes, and the number of rows; `export` takes the tokenizer along."""
+    (tmp_path / "mine.csv").write_text(CSV + "good dog,1\nbad dog,0\n" * 8)
+    words = ["--task", "text", "--data", "mine.csv", "--model", tiny_bert, "--steps", 2, "--batch", 4]
+    done = run("prune", *words, "--warmup", 0, "--cooldown", 1, "--output", "run")
+    assert done.process.exitcode == 0, done.err
+    (tmp_path / "new.csv").write_text("text,label\n" + "good film,1\n" * 7)
+    new = run("eval", "run", "--data", "new.csv")
+    assert new.process.exitcode == 0, new.err
+    assert re.search(r"validation[ │]+7[ │]+accuracy[ │]+(0|100)\.00 %", new.out)
+    (tmp_path / "new.csv").write_text("text,label\ngood film,1\nodd film,2\n")
+    wrong = run("eval", "run", "--data", "new.csv")
+    assert_error(wrong, "row 1 of new.csv has the label 2, which the model does not know: '0', '1'")
+    assert run("export", "run", "--format", "sparse").process.exitcode == 0
+    tokenizer = (tmp_path / "run" / "model" / "tokenizer.json").read_bytes()
+    assert (tmp_path / "run" / "sparse" / "tokenizer.json").read_bytes() == tokenizer
+
+
+def test_resume_names_the_flag_that_was_changed(reference: Reference, run: Start) -> None:
+    """And not a setting that the command does not mention."""
+    changed = run("prune", "--output", reference.folder, "--resume", "--seed", 5)
+    assert_error(changed, f"'{reference.folder}' holds another run: its seed is 0, not 5")
+    same = run("prune", "--output", reference.folder, "--resume", "--keep", 0.2)
+    assert same.process.exitcode == 0, same.err
 
 
 def test_inspect_shows_each_layer_as_a_table_and_a_bar(reference: Reference, run: Start) -> None:

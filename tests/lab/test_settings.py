@@ -271,3 +271,9 @@ def test_stored_settings_of_another_form(plain: Any) -> None:
     odd = {"batch": {"value": 3, "source": "somebody"}}
     with pytest.raises(UserError, match="batch needs a value and a source"):
         ResolvedSettings.from_plain(odd)
+
+
+def test_a_users_no_overrides_a_recipes_yes() -> None:
+    recipe = "sanh/bert-base/squad-l0"
+    assert said(resolve(recipe), "freeze_embeddings") == [(True, "code")]
+    assert said(resolve(recipe, flags={"freeze_embeddings": False}), "freeze_embeddings") == [(False, "user")]

@@ -129,21 +129,23 @@ def measure(
             "timings": [],
             "memory": [],
         }
-        shapes = _shapes(batch, setting)
+        shapes, reference = _shapes(batch, setting), next(iter(folders))
         for engine in setting.engines:
             with TemporaryDirectory() as kept:
                 places = {name: Path(kept) / str(number) for number, name in enumerate(folders)}
                 for place in places.values():
                     place.mkdir()
-                tell(f"measuring {engine}")
+                # The first model is the dense reference: the sparse engine is compared with ordinary, eager PyTorch.
+                engines = dict.fromkeys(folders, engine) | ({reference: "eager"} if engine == "sparse" else {})
                 for rows, length in shapes:
-                    made = _timings(models, engine, batch, rows, length, places, setting.rounds)
+                    made = _timings(models, engines, batch, rows, length, places, setting.rounds)
                     found["timings"] += [{"engine": engine, "rows": rows, "length": length, **line} for line in made]
-                found["memory"] += [
-                    {"engine": engine, "rows": rows, "length": length, "model": name}
-                    | _memory(engine, folders[name], shaped(batch, rows, length), places[name])
-                    for name in folders
-                ]
+                    tell(_progress(engine, rows, length, made))
+                for name in folders:
+                    peak = _memory(engines[name], folders[name], shaped(batch, rows, length), places[name])
+                    found["memory"].append({"engine": engine, "rows": rows, "length": length, "model": name} | peak)
+                    shown = f"{peak['peak_bytes'] / 1e6:,.0f} MB" if "peak_bytes" in peak else peak["error"]
+                    tell(f"{engine}, memory of the {name} model: {shown}")
         return found
     finally:
         torch.set_num_threads(before)
@@ -188,7 +190,7 @@ def _shapes(batch: Batch, setting: Setting) -> list[tuple[int, int | None]]:
 
 def _timings(
     models: Mapping[str, nn.Module],
-    engine: str,
+    engines: Mapping[str, str],
     batch: Batch,
     rows: int,
     length: int | None,
@@ -202,13 +204,19 @@ def _timings(
         try:
             with torch.no_grad():
                 calls = {
-                    name: ENGINES[engine](partial(_given, model), example, places[name])
+                    name: ENGINES[engines[name]](partial(_given, model), example, places[name])
                     for name, model in models.items()
                 }
             seconds = _take_turns(calls, shaped(batch, rows, length), rounds)
         except Exception as error:  # an engine that gives up leaves the other engines' figures alone
             return [{"error": _sentence(error, length, next(iter(models.values())))}]
     return [{"model": name, **_numbers(times, rows)} for name, times in seconds.items()]
+
+
+def _progress(engine: str, rows: int, length: int | None, lines: Sequence[Mapping[str, Any]]) -> str:
+    shape = f"{rows} rows" if length is None else f"{rows} × {length} tokens"
+    found = (line["error"] if "error" in line else f"{line['model']} {line['median_ms']:.3g} ms" for line in lines)
+    return f"{engine}, {shape}: {', '.join(found)}"
 
 
 def _given(model: nn.Module) -> nn.Module:

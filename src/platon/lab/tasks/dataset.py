@@ -20,7 +20,8 @@ import pyarrow.parquet
 from datasets import Dataset
 from huggingface_hub.utils import logging as hub_logging
 
-from platon.lab.errors import UserError, nearest
+from platon.lab.errors import UserError
+from platon.lab.tasks.path import existing_folder, listing
 
 IN_MEMORY = 2**30  # bytes of parquet; CIFAR-100 has 0.15 GB, ImageNet 150
 
@@ -128,20 +129,6 @@ class HubDataset:
 def is_text(kind: pa.DataType) -> bool:
     """Whether a column of this type holds strings."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def existing_folder(data: Path) -> None:
-    """Raise unless `data` is a folder."""
-    if not data.is_dir():
-        known = [p.name for p in data.parent.iterdir() if p.is_dir()] if data.parent.is_dir() else []
-        what = "is a file, not a folder" if data.exists() else "does not exist"
-        raise UserError(f"the data folder {data} {what}{nearest(data.name, known)}")
-
-
-def listing(folder: Path) -> str:
-    """The names in a folder, at most eight of them."""
-    names = sorted(p.name for p in folder.iterdir())
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "") if names else "nothing"
 
 
 def parquet_files(folder: Path, split: str) -> list[Path]:

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from platon.lab.errors import UserError
-from platon.lab.tasks.dataset import Split, existing_folder, listing, subset
+from platon.lab.tasks.dataset import Split, subset
+from platon.lab.tasks.path import existing_folder, listing
 
 SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 HASHED = 2**30  # bytes of images that go into a fingerprint

@@ -19,7 +19,8 @@ from transformers.utils import logging as transformers_logging
 from platon import deploy
 from platon.lab.errors import UserError
 from platon.lab.tasks.dataset import silent_hub
-from platon.lab.tasks.model_error import locate, refuse_pickles, sentence
+from platon.lab.tasks.model_error import refuse_pickles, sentence
+from platon.lab.tasks.path import locate_model
 from platon.lab.tasks.task import Request, Task
 
 #: kind of task -> (the class that loads a model for it, configuration class -> model class)
@@ -50,7 +51,7 @@ class Pretrained:
         name = request.model or task.model
         if name is None:
             raise UserError(f"{task.name} needs a model; give a hub name or a folder with --model")
-        self.name, self.notes = locate(name), list[str]()
+        self.name, self.notes = locate_model(name), list[str]()
         self.trust = request.trust_remote_code
         self.auto, self.classes = KINDS[task.kind]
         with self._loading("config"):
@@ -182,6 +183,16 @@ class Pretrained:
                 yield
         except (OSError, ValueError, SafetensorError, HfHubHTTPError, ImportError) as error:
             raise UserError(sentence(self.name, what, error)) from error
+
+
+def saved_processor(folder: Path) -> Any:
+    """The tokenizer or image processor that was saved with a model, or None."""
+    with quiet():
+        if (folder / "preprocessor_config.json").is_file():
+            return AutoImageProcessor.from_pretrained(folder, backend="pil")
+        if any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+            return AutoTokenizer.from_pretrained(folder)
+    return None
 
 
 def name_labels(names: tuple[str, ...] | None) -> dict[str, Any]:

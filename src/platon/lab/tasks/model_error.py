@@ -25,20 +25,6 @@ PAPER_MODELS = (
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
-def locate(name: str) -> str:
-    """The path of an existing folder, or a name that the hub may have; anything else is refused."""
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return str(path)
-    looks_like_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name or path.is_file()
-    if looks_like_path or (path.parent != Path() and path.parent.is_dir()):
-        if path.is_file():
-            raise UserError(f"the model {name!r} is a file; give the folder that holds config.json and the weights")
-        known = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
-        raise UserError(f"the model folder {name!r} does not exist{nearest(path.name, known)}")
-    return name
-
-
 def refuse_pickles(name: str) -> None:
     """Raise for a local folder whose weights are pickles only: loading a pickle can run code."""
     folder = Path(name)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from platon.lab.errors import UserError
+from platon.lab.tasks.path import existing_data, locate_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,6 +59,13 @@ class Request:
                 raise UserError(f"{name} must be at least 1, got {value}")
         if not (0 < self.holdout < 1 or (self.evaluation_only and self.holdout == 1)):
             raise UserError(f"holdout must be between 0 and 1, got {self.holdout}; write 0.1 for 10 %")
+
+    @classmethod
+    def from_settings(cls, settings: Any, model: str | None = None) -> Request:
+        """What a run's settings ask for; `model` instead of theirs, if given."""
+        asked = {field.name: getattr(settings, field.name) for field in fields(cls)}
+        data = None if settings.data is None else Path(settings.data)
+        return cls(**{**asked, "data": data, "model": model or settings.model})
 
     def for_evaluation(self, model: Path, data: Path | None = None) -> EvaluationRequest:
         """The request that evaluates a trained model: on the rows of this request, or on every row of other data."""
@@ -140,6 +148,13 @@ class Task:
     splits: tuple[str, ...] = ("validation",)
     model: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def check_paths(self, request: Request) -> None:
+        """Refuse data and models that are not there, without importing torch."""
+        if request.data is not None:
+            existing_data(request.data)
+        if request.model is not None:
+            locate_model(request.model)
 
     def prepare(self, request: Request) -> Prepared:
         """Read and check the data, tokenise or decode it, and say how to build and score the model."""

@@ -12,8 +12,9 @@ from typing import Any
 import pyarrow as pa
 from datasets import Dataset
 
-from platon.lab.errors import UserError, nearest
-from platon.lab.tasks.dataset import Split, first_line, listing, read_parquet
+from platon.lab.errors import UserError
+from platon.lab.tasks.dataset import Split, first_line, read_parquet
+from platon.lab.tasks.path import existing_data, listing
 
 VALIDATION = ("validation", "valid", "val", "dev", "test")
 
@@ -23,11 +24,9 @@ def read_splits(data: Path, *, training: bool) -> dict[str, Split]:
 
     Without `training`, a folder's train.* is read only where there is no validation.*.
     """
+    existing_data(data)
     if data.is_file():
         return {"train": Split(_read_file(data), str(data))}
-    if not data.is_dir():
-        known = [p.name for p in data.parent.iterdir()] if data.parent.is_dir() else []
-        raise UserError(f"{data} does not exist{nearest(data.name, known)}")
     files = {"train": _file_of(data, ("train",)), "validation": _file_of(data, VALIDATION)}
     if files["train"] is None and (training or files["validation"] is None):
         raise UserError(f"{data} has no train{'|'.join(READERS)}; it holds: {listing(data)}")

@@ -21,10 +21,11 @@ from transformers import (
 )
 
 from platon.lab.errors import UserError
-from platon.lab.tasks.dataset import HubDataset, Split, first_line, listing
+from platon.lab.tasks.dataset import HubDataset, Split, first_line
 from platon.lab.tasks.image import ColumnStore, ImageDataset, digest, read_folder
 from platon.lab.tasks.metrics import chance, score
 from platon.lab.tasks.model import Pretrained, name_labels
+from platon.lab.tasks.path import listing
 from platon.lab.tasks.task import Prepared, Request, Task
 
 

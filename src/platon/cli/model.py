@@ -1,4 +1,4 @@
-"""The commands on a finished run's model: export it, and measure it."""
+"""The commands on a finished run's model: `eval`, `export` and `speed`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
+from rich.table import Table
 
+from platon.cli.terminal import console, show_progress
 from platon.lab.errors import UserError
-from platon.terminal import console, tell
+
+#: `compile` is left out: it compiles every model for every shape, which takes minutes
+ENGINES = ["eager", "onnx", "sparse"]
 
 
 class Format(StrEnum):
@@ -24,12 +28,34 @@ class Format(StrEnum):
 
 
 @contextmanager
-def _for_the_user() -> Iterator[None]:
-    """The sentences of deploy on bad values are for the user too."""
+def _as_user_error() -> Iterator[None]:
+    """Show the messages of `platon.deploy` about wrong values to the user, without a traceback."""
     try:
         yield
     except ValueError as error:
         raise UserError(str(error)) from error
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="run folder")],
+    data: Annotated[
+        Path | None, typer.Option(help="evaluate on this data instead; of a single file, every row")
+    ] = None,
+) -> None:
+    """Evaluate a run's model again, and compare with its record."""
+    from platon.lab.finished import reopen
+
+    record, prepared, measure = reopen(run, data)
+    table = Table(title=f"{record['task']}, {record['method']}", title_justify="left")
+    for name in ("split", "rows", "metric", "now", "recorded"):
+        table.add_column(name, justify="left" if name in ("split", "metric") else "right")
+    for split, metrics in measure(prepared.build()).items():
+        rows = f"{prepared.counts[split]:,}"
+        for metric, value in metrics.items():
+            before = record["results"].get(split, {}).get(metric)
+            recorded = "--" if before is None else f"{100 * before:.2f} %"
+            table.add_row(split, rows, metric, f"{100 * value:.2f} %", recorded)
+    console.print(table)
 
 
 def export(
@@ -40,7 +66,7 @@ def export(
     ] = None,
     data: Annotated[Path | None, typer.Option(help="read the data for the check from here instead")] = None,
 ) -> None:
-    """Write a run's model in a form that is smaller or runs elsewhere.
+    """Write a run's model in a form that is smaller or runs elsewhere, with its tokenizer or image processor.
 
     [bold]sparse[/bold]   bits and values instead of zeros; `platon.load` reads it back bit for bit
     [bold]compact[/bold]  what structured pruning left, as smaller matrices; `platon.load` reads it
@@ -51,8 +77,8 @@ def export(
     from platon.deploy.storage import size_on_disk
     from platon.lab.record import read_record
 
-    read_record(run)  # it is a finished run
-    with _for_the_user():
+    read_record(run)  # refuses a folder without a finished run
+    with _as_user_error():
         target = _WRITERS[form](run, output or run / form.value, data)
     before, size = size_on_disk(run / "model"), sum(path.stat().st_size for path in _weights(target))
     console.print(f"{size / 1e6:.2f} MB, {size / before:.1%} of {before / 1e6:.2f} MB: {escape(str(target))}")
@@ -70,8 +96,9 @@ def _weights(target: Path) -> Iterator[Path]:
 def _write_sparse(run: Path, target: Path, data: Path | None) -> Path:
     from platon.deploy.speed import opened
     from platon.deploy.storage import save
+    from platon.lab.tasks.model import saved_processor
 
-    return save(opened(run / "model"), target, sparse=True)
+    return save(opened(run / "model"), target, sparse=True, processor=saved_processor(run / "model"))
 
 
 def _write_compact(run: Path, target: Path, data: Path | None) -> Path:
@@ -79,7 +106,7 @@ def _write_compact(run: Path, target: Path, data: Path | None) -> Path:
     from platon.deploy.speed import opened
     from platon.lab.finished import reopen
 
-    _, prepared, _ = reopen(run, data, eval_rows=8)
+    prepared = reopen(run, data, eval_rows=8).prepared
     found = shrink(opened(run / "model"), prepared.batch(), target, prepared.processor)
     console.print(f"{found['parameters']:,} parameters; largest difference of the outputs {found['difference']:.1e}")
     return target
@@ -91,10 +118,14 @@ def _write_onnx(run: Path, target: Path, data: Path | None) -> Path:
     from platon.lab.finished import reopen
 
     onnx.require()
-    _, prepared, _ = reopen(run, data, eval_rows=8)
+    prepared = reopen(run, data, eval_rows=8).prepared
     file = target if target.suffix == ".onnx" else target / "model.onnx"
     found = onnx.export(opened(_first(run, "compact", "model")), file, [prepared.batch()])
     console.print(f"checked in ONNX Runtime; largest difference of the outputs {found.difference:.1e}")
+    if file == target:  # a file of the user's choice, perhaps among other files
+        console.print(f"tokenizer or image processor: {escape(str(run / 'model'))}")
+    elif prepared.processor is not None:
+        prepared.processor.save_pretrained(target)
     return file
 
 
@@ -103,13 +134,11 @@ _WRITERS = {Format.sparse: _write_sparse, Format.compact: _write_compact, Format
 
 def speed(
     run: Annotated[Path, typer.Argument(help="run folder")],
-    engine: Annotated[list[str], typer.Option(help="eager, compile, onnx or sparse; may be given several times")] = [  # noqa: B006
-        "eager",
-        "compile",
-        "onnx",
-    ],
-    batch: Annotated[list[int], typer.Option(help="rows a batch; may be given several times")] = [1, 8],  # noqa: B006
-    length: Annotated[list[int], typer.Option(help="tokens a row, for texts; may be given several times")] = [128],  # noqa: B006
+    engine: Annotated[
+        list[str], typer.Option(help="eager, compile, onnx or sparse; may be given several times")
+    ] = ENGINES,
+    batch: Annotated[list[int], typer.Option(help="rows in a batch; may be given several times")] = [1, 8],  # noqa: B006
+    length: Annotated[list[int], typer.Option(help="tokens in a row, for texts; may be given several times")] = [128],  # noqa: B006
     rounds: Annotated[int, typer.Option(help="how often each model runs in each setting")] = 20,
     threads: Annotated[int | None, typer.Option(help="threads; torch's choice by default")] = None,
     metric: Annotated[bool, typer.Option(help="evaluate both models on the task, too")] = True,
@@ -118,7 +147,8 @@ def speed(
     """Measure a run's model beside its dense twin: latency, throughput, size, memory, and the task's metric.
 
     The pruned model is the compact one, or the sparse one, where there is one. Without a dense twin, the model with its
-    zeros takes its place: dense kernels take the same time whatever the values are.
+    zeros takes its place: dense kernels take the same time whatever the values are. The engine sparse is compared with
+    the dense model in eager PyTorch.
 
     Example: [bold]platon speed runs/mrpc --engine eager --engine onnx --batch 8 --length 128[/bold]
     """
@@ -144,11 +174,11 @@ def measure_speed(
     from platon.report.speed import SPEED, draw_speed, tables
 
     read_record(run)
-    with _for_the_user():
+    with _as_user_error():
         setting = Setting(engines, rows, lengths, rounds, threads)
-        _, prepared, evaluate_model = reopen(run, data)
+        _, prepared, evaluate_model = reopen(run, data, eval_rows=None if metric else 8)
         folders = {"dense": _first(run, "dense/model", "model"), "pruned": _first(run, "compact", "sparse", "model")}
-        found = measure(folders, prepared.batch(), setting, evaluate_model if metric else None, tell)
+        found = measure(folders, prepared.batch(), setting, evaluate_model if metric else None, show_progress)
     write_json(run / SPEED, found)
     draw_speed(run)
     for table in tables(found):

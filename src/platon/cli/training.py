@@ -1,0 +1,184 @@
+"""The commands that train: `prune` and `sweep`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from platon.cli.model import measure_speed
+from platon.cli.option import with_settings
+from platon.cli.terminal import console, errors, show_progress
+from platon.lab.errors import UserError
+from platon.lab.settings import ResolvedSettings, resolve
+from platon.lab.step_count import count_steps
+from platon.lab.tasks import Request, find
+
+
+class Engine(StrEnum):
+    """Where the runs of a sweep run."""
+
+    local = "local"
+    ray = "ray"
+
+
+@with_settings
+def prune(
+    flags: dict[str, Any],
+    recipe: Annotated[
+        str | None, typer.Option(help="a name from `platon list recipes`", rich_help_panel="What")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings", rich_help_panel="What")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="run folder", rich_help_panel="What")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on with an interrupted run", rich_help_panel="What")
+    ] = False,
+) -> None:
+    """Fine-tune a model and prune it on the way.
+
+    Without options: a small ViT on scikit-learn's digits, dense first, then pruned to 10 %.
+
+    Example: [bold]platon prune --task sst2 --model google-bert/bert-base-uncased --keep 0.1[/bold]
+    """
+    given = recipe or config or any(value is not None for value in flags.values())
+    if resume and output is not None and not given:
+        from platon.lab.claim import read_started
+
+        resolved = read_started(output)
+    else:
+        resolved = resolve(recipe, config, flags)
+    folder = output or _default_folder(resolved)
+    if resume:
+        from platon.lab.claim import settings_to_resume
+
+        resolved = settings_to_resume(folder, resolved)
+    _check_early(resolved)
+    from platon.deploy.shrink import shrink
+    from platon.lab import process_group
+    from platon.lab.printer import Printer
+    from platon.lab.run import prune as run_prune
+    from platon.report.run_figure import draw_run
+
+    record = run_prune(resolved, folder, resume, Printer(show_progress, sys.stderr.isatty()), shrink)
+    first, several = process_group.is_first(), process_group.count() > 1
+    process_group.leave()
+    if first:
+        _show_results(record, folder, draw_run(folder)[0].parent)
+    if several:
+        # At once: threads of the libraries may abort a process of several when it ends in the usual way.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _check_early(resolved: ResolvedSettings) -> None:
+    """Find mistakes that can be found without torch, before importing it takes seconds."""
+    settings = resolved.settings
+    find(settings.task).check_paths(Request.from_settings(settings))
+    if settings.steps is not None:
+        count_steps(resolved, rows=1)
+
+
+def _default_folder(resolved: ResolvedSettings) -> Path:
+    s = resolved.settings
+    share = f"-{100 * s.keep:g}" if s.penalty is None else f"-penalty{s.penalty:g}"
+    share = "" if s.method == "dense" else share
+    return Path("runs") / f"{s.task}-{s.method}{share}-seed{s.seed}"
+
+
+def _show_results(record: dict[str, Any], folder: Path, figures: Path) -> None:
+    console.print(_table(record))
+    if record["not_converged"]:
+        console.print(f"did not converge (N.A.): {escape(record['not_converged'])}", style="yellow")
+    notice = _share_notice(record)
+    if notice:
+        console.print(notice, style="yellow")
+    shown = [("model", folder / "model"), ("record", folder / "record.json"), ("figures", figures)]
+    small = record.get("compact")
+    if small and "error" not in small:
+        shown.insert(1, ("compact", folder / "compact"))
+        try:
+            measure_speed(folder, None, ("eager",), (8,), (128,), rounds=10, threads=None, metric=False)
+        except UserError as error:  # the run itself is complete
+            console.print(f"{'speed':8} not measured: {escape(str(error))}")
+    for what, path in shown:
+        console.print(f"{what:8} {escape(str(path))}")
+    if small and "error" in small:
+        console.print(f"{'compact':8} not made: {escape(small['error'])}")
+    console.print("\nNext:", style="bold")
+    for line in (f"platon inspect {folder}", f"platon eval {folder}", "platon prune --help"):
+        console.print(f"  {escape(line)}")
+
+
+def _share_notice(record: dict[str, Any]) -> str | None:
+    """Why more is kept than was asked for, if so: some units are kept whatever their score."""
+    settings = {name: one["value"] for name, one in record["settings"].items()}
+    asked, kept = settings["keep"], record["kept"]
+    if record.get("decided_by") != "keep" or settings["units"] == "weights" or kept <= 1.001 * asked:
+        return None
+    reasons = {
+        "heads": "one head of each attention always stays",
+        "neurons": "one neuron of each feed-forward layer always stays",
+        "heads+neurons": "one head of each attention and one neuron of each feed-forward layer always stay",
+    }
+    reason = reasons.get(settings["units"], f"only whole {settings['units']} are removed")
+    return f"{kept:.2%} is kept, more than the {asked:.2%} that was asked for: {reason}"
+
+
+def _table(record: dict[str, Any]) -> Table:
+    """The results; the dense twin's beside them, if there is one."""
+    from platon.lab.duration import in_words
+
+    pruned = record["method"] != "dense"
+    table = Table(title=f"{record['task']}, {record['method']}", title_justify="left")
+    table.add_column("")
+    columns = ([("dense", record["dense"])] if record["dense"] else []) + [("pruned" if pruned else "dense", record)]
+    for name, _ in columns:
+        table.add_column(name, justify="right")
+    for split, metrics in record["results"].items():
+        for metric in metrics:
+            label = metric if len(record["results"]) == 1 else f"{split} {metric}"
+            table.add_row(label, *(f"{100 * found['results'][split][metric]:.2f} %" for _, found in columns))
+    shares = {"dense": "100 %", "pruned": f"{record['kept']:.2%}"}
+    table.add_row("prunable weights kept", *(shares[name] for name, _ in columns))
+    table.add_row("parameters that are not zero", *(f"{found['parameters']['left']:,}" for _, found in columns))
+    table.add_row("size on disk", *(f"{found['bytes'] / 1e6:.2f} MB" for _, found in columns))
+    small = record.get("compact")
+    if small and "error" not in small:
+        before = [""] * (len(columns) - 1)
+        table.add_row("parameters of the compact model", *before, f"{small['parameters']:,}")
+        table.add_row("its size on disk", *before, f"{small['bytes'] / 1e6:.2f} MB")
+        table.add_row("largest difference of its outputs", *before, f"{small['difference']:.1e}")
+    table.add_row("time", *(in_words(found["seconds"]) for _, found in columns))
+    return table
+
+
+def sweep(
+    source: Annotated[str, typer.Argument(metavar="FILE", help="sweep file, or a name from `platon list sweeps`")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="folder of the runs; default: runs/ and the file's name")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="runs at a time; they share the cores")] = 1,
+    engine: Annotated[Engine, typer.Option(help="where runs run: this machine, or a Ray cluster")] = Engine.local,
+    dry: Annotated[bool, typer.Option("--dry", help="print what would run and for how long, and stop")] = False,
+    estimate: Annotated[
+        bool, typer.Option(help="time a few steps of each kind of run first, to estimate the whole")
+    ] = True,
+) -> None:
+    """Run every combination of settings that a file names; finished runs are skipped, interrupted ones go on.
+
+    Example: [bold]platon sweep glue --dry[/bold]
+    """
+    from platon.lab.sweep.run import run
+
+    folder = output or Path("runs") / Path(source).stem
+    failed = run(source, folder, jobs, engine.value, dry, estimate, console)
+    if failed:
+        errors.print(f"{failed} of the runs failed; their output is in {escape(str(folder / 'logs'))}")
+        raise typer.Exit(1)

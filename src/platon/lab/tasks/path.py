@@ -1,0 +1,45 @@
+"""Paths that a user gives for data and models. Nothing here imports torch, so a wrong path is found at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from platon.lab.errors import UserError, nearest
+
+
+def existing_data(data: Path) -> None:
+    """Raise unless `data` exists."""
+    if not data.exists():
+        kind = "file" if data.suffix else "folder"
+        raise UserError(f"the data {kind} {data} does not exist{nearest(data.name, _names(data.parent))}")
+
+
+def existing_folder(data: Path) -> None:
+    """Raise unless `data` is a folder."""
+    existing_data(data)
+    if not data.is_dir():
+        raise UserError(f"the data folder {data} is a file, not a folder")
+
+
+def listing(folder: Path) -> str:
+    """The names in a folder, at most eight of them."""
+    names = sorted(_names(folder))
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "") if names else "nothing"
+
+
+def locate_model(name: str) -> str:
+    """The path of an existing folder, or a name that the hub may have; anything else is refused."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return str(path)
+    looks_like_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name or path.is_file()
+    if looks_like_path or (path.parent != Path() and path.parent.is_dir()):
+        if path.is_file():
+            raise UserError(f"the model {name!r} is a file; give the folder that holds config.json and the weights")
+        known = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
+        raise UserError(f"the model folder {name!r} does not exist{nearest(path.name, known)}")
+    return name
+
+
+def _names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()] if folder.is_dir() else []
