@@ -14,9 +14,8 @@ from platon.lab.claim import restore_settings
 from platon.lab.folder import RunFolder
 from platon.lab.record import read_record
 from platon.lab.step_count import StepCounts
-from platon.lab.tasks import Prepared
+from platon.lab.tasks import Prepared, Request
 from platon.lab.trainer import LabTrainer, Results
-from platon.lab.training import make_request
 
 
 class FinishedRun(NamedTuple):
@@ -50,7 +49,7 @@ def reopen(folder: Path, data: Path | None = None, eval_rows: int | None = None)
     run = RunFolder(folder)
     record = read_record(folder)
     settings = restore_settings(record["settings"], run.record).settings
-    request = make_request(settings).for_evaluation(run.model, data)
+    request = Request.from_settings(settings).for_evaluation(run.model, data)
     if eval_rows is not None:
         request = replace(request, eval_rows=eval_rows)
     prepared = tasks.find(settings.task).prepare(request)

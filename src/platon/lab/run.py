@@ -22,8 +22,8 @@ from platon.lab.record import read_record, rewind_history
 from platon.lab.settings import ResolvedSettings, Settings
 from platon.lab.step_count import count_steps
 from platon.lab.stop import Interrupted
-from platon.lab.tasks import Prepared
-from platon.lab.training import Training, assemble, checked, make_request
+from platon.lab.tasks import Prepared, Request
+from platon.lab.training import Training, assemble, checked
 
 
 def prune(
@@ -105,7 +105,7 @@ def _run(
 
 
 def _prepare(settings: Settings, start: str | None) -> Prepared:
-    task, request = tasks.find(settings.task), make_request(settings, start)
+    task, request = tasks.find(settings.task), Request.from_settings(settings, start)
     with process_group.first_process_only() as first:  # its files in the datasets' cache are there for the others
         prepared = task.prepare(request) if first else None
     return prepared or task.prepare(request)

@@ -270,15 +270,3 @@ def _read_config(path: Path) -> dict[str, Any]:
         if name not in FIELDS and name != "recipe":
             raise UserError(f"{str(path)!r} has a setting {name!r} that is not known{nearest(name, FIELDS)}")
     return values
-
-
-# Names of an earlier version, for modules that still use them.
-from platon.lab.step_count import StepCounts, count_steps  # noqa: E402
-
-Sourced = ResolvedSettings
-Plan = StepCounts
-plan = count_steps
-
-
-def _converted(name: str, value: Any) -> Any:
-    return getattr(_checked({name: value}), name)

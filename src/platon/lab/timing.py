@@ -13,7 +13,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from platon.lab import tasks
 from platon.lab.settings import ResolvedSettings
 from platon.lab.step_count import count_steps
-from platon.lab.training import make_request, make_trainer
+from platon.lab.tasks import Request
+from platon.lab.training import make_trainer
 
 
 class StepTimer(TrainerCallback):
@@ -39,7 +40,7 @@ class StepTimer(TrainerCallback):
 def measure_step(resolved: ResolvedSettings, tried: int = 4) -> tuple[int, float]:
     """The steps that a run will have, and the seconds that one of them takes on this machine."""
     settings = resolved.settings
-    prepared = tasks.find(settings.task).prepare(make_request(settings))
+    prepared = tasks.find(settings.task).prepare(Request.from_settings(settings))
     steps = count_steps(resolved, len(prepared.train))
     timer = StepTimer()
     with tempfile.TemporaryDirectory() as place:

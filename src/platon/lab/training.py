@@ -29,7 +29,7 @@ from platon.lab.probe import Probe
 from platon.lab.settings import ResolvedSettings, Settings
 from platon.lab.step_count import StepCounts
 from platon.lab.stop import StopCallback
-from platon.lab.tasks import Prepared, Request
+from platon.lab.tasks import Prepared
 from platon.lab.trainer import LabTrainer
 
 
@@ -134,10 +134,3 @@ def checked(function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
     except ValueError as error:
         raise UserError(str(error)) from None
-
-
-def make_request(settings: Settings, model: str | None = None) -> Request:
-    """What the settings ask of the task; `model` replaces the settings' one."""
-    wanted = {name: getattr(settings, name) for name in Request.__dataclass_fields__ if hasattr(settings, name)}
-    data = None if settings.data is None else Path(settings.data)
-    return Request(**{**wanted, "data": data, "model": model or settings.model})
