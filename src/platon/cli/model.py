@@ -43,6 +43,9 @@ def evaluate(
     ] = None,
 ) -> None:
     """Evaluate a run's model again, and compare with its record."""
+    from platon.lab.record import read_record
+
+    read_record(run)  # before torch is imported, for a quick answer to a wrong path
     from platon.lab.finished import reopen
 
     record, prepared, measure = reopen(run, data)
@@ -74,10 +77,11 @@ def export(
 
     Example: [bold]platon export runs/sst2-platon-10-seed0 --format onnx[/bold]
     """
-    from platon.deploy.storage import size_on_disk
     from platon.lab.record import read_record
 
-    read_record(run)  # refuses a folder without a finished run
+    read_record(run)  # before torch is imported, for a quick answer to a wrong path
+    from platon.deploy.storage import size_on_disk
+
     with _as_user_error():
         target = _WRITERS[form](run, output or run / form.value, data)
     before, size = size_on_disk(run / "model"), sum(path.stat().st_size for path in _weights(target))
@@ -168,12 +172,13 @@ def measure_speed(
     metric: bool,
 ) -> None:
     """Measure, write, draw and print."""
+    from platon.lab.record import read_record, write_json
+
+    read_record(run)  # before torch is imported, for a quick answer to a wrong path
     from platon.deploy.speed import Setting, measure
     from platon.lab.finished import reopen
-    from platon.lab.record import read_record, write_json
     from platon.report.speed import SPEED, draw_speed, tables
 
-    read_record(run)
     with _as_user_error():
         setting = Setting(engines, rows, lengths, rounds, threads)
         _, prepared, evaluate_model = reopen(run, data, eval_rows=None if metric else 8)

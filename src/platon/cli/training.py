@@ -15,7 +15,7 @@ from rich.table import Table
 from platon.cli.model import measure_speed
 from platon.cli.option import with_settings
 from platon.cli.terminal import console, errors, show_progress
-from platon.lab.errors import UserError
+from platon.lab.errors import UserError, nearest
 from platon.lab.settings import ResolvedSettings, resolve
 from platon.lab.step_count import count_steps
 from platon.lab.tasks import Request, find
@@ -78,11 +78,15 @@ def prune(
 
 
 def _check_early(resolved: ResolvedSettings) -> None:
-    """Find mistakes that can be found without torch, before importing it takes seconds."""
+    """Find what mistakes can be found before torch, and then transformers, are imported, which takes seconds."""
     settings = resolved.settings
     find(settings.task).check_paths(Request.from_settings(settings))
     if settings.steps is not None:
         count_steps(resolved, rows=1)
+    from platon.engine.methods import METHODS  # torch alone; training imports transformers too
+
+    if settings.method not in METHODS:
+        raise UserError(f"no method is called {settings.method!r}{nearest(settings.method, METHODS)}")
 
 
 def _default_folder(resolved: ResolvedSettings) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Iterable
 from pathlib import Path
 
 from platon.lab.errors import UserError, nearest
@@ -19,6 +21,20 @@ def existing_folder(data: Path) -> None:
     existing_data(data)
     if not data.is_dir():
         raise UserError(f"the data folder {data} is a file, not a folder")
+
+
+def check_columns(file: Path, wanted: Iterable[str | None]) -> None:
+    """Raise unless the header of a CSV or TSV file has these columns; other kinds of files are checked when read."""
+    if file.suffix.lower() not in (".csv", ".tsv") or not file.is_file():
+        return
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as lines:
+            header = next(csv.reader(lines, delimiter="\t" if file.suffix.lower() == ".tsv" else ","), None)
+    except (OSError, UnicodeDecodeError, csv.Error):
+        return  # the reader of the file says what is wrong with it
+    for column in wanted:
+        if header and column is not None and column not in header:
+            raise UserError(f"{file} has no column {column!r}; it has: {', '.join(header)}")
 
 
 def listing(folder: Path) -> str:

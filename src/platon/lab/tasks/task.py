@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from platon.lab.errors import UserError
-from platon.lab.tasks.path import existing_data, locate_model
+from platon.lab.tasks.path import check_columns, existing_data, locate_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -150,9 +150,10 @@ class Task:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def check_paths(self, request: Request) -> None:
-        """Refuse data and models that are not there, without importing torch."""
+        """Refuse data, columns and models that are not there, without importing torch."""
         if request.data is not None:
             existing_data(request.data)
+            check_columns(request.data, (request.text_column, request.second_column, request.label_column))
         if request.model is not None:
             locate_model(request.model)
 
