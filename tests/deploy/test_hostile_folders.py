@@ -79,6 +79,7 @@ SIZES: dict[str, tuple[dict[str, Any], str]] = {
     "negative heads": ({"num_attention_heads": -4}, "the numbers of heads differ|is damaged"),
     "not a number": ({"num_hidden_layers": float("nan")}, "'num_hidden_layers' is nan"),
     "activation": ({"hidden_act": "unknown"}, "is damaged.*unknown"),
+    "a list as number": ({"chunk_size_feed_forward": []}, "'chunk_size_feed_forward' is '..', it has to be a number"),
     "padding": ({"pad_token_id": 10**6}, "is damaged"),
     "negative padding": ({"pad_token_id": -500}, "is damaged"),
 }

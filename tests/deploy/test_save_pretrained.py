@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import platon
 from platon.deploy import sparse_kernel
 from platon.deploy.layer import CsrLinear, SparseLinear
-from platon.deploy.storage import MANIFEST, WEIGHTS, processor_in
+from platon.deploy.storage import MANIFEST, WEIGHTS
 
 SMALL: dict[str, Any] = {
     "vocab_size": 99,
@@ -247,14 +247,3 @@ def test_damaged_sparse_layers_are_refused(fast: nn.Module, tmp_path: Path) -> N
         save_file(changed, folder / WEIGHTS)
         with pytest.raises(ValueError, match=f"the weights are damaged: in the sparse layer '{name}'"):
             platon.load(folder)
-
-
-def test_the_processor_beside_a_model_is_found(model: nn.Module, tmp_path: Path) -> None:
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "film"]
-    tokenizer = hf.BertTokenizer(vocab={word: number for number, word in enumerate(words)})
-    platon.save(model, tmp_path / "model", processor=tokenizer)
-    assert processor_in(tmp_path / "model")("good film")["input_ids"] == [2, 5, 6, 3]
-    assert processor_in(platon.save(model, tmp_path / "bare")) is None
-    images = hf.ViTImageProcessor(size={"height": 8, "width": 8})
-    platon.save(model, tmp_path / "images", processor=images)
-    assert processor_in(tmp_path / "images").size["height"] == 8

@@ -213,6 +213,7 @@ def _read_config(manifest: Manifest, folder: Path) -> Any:
         )
     sizes = [length for one in manifest.tensors.values() for length in one.shape]
     _check_counts(config, max([_FEW, len(manifest.tensors), *sizes]), folder)
+    _check_types(config, kind, folder)
     try:
         made = kind.from_dict(_without_implementations(config))
     except Exception as error:  # transformers raises exceptions of many kinds
@@ -235,6 +236,26 @@ def _check_counts(value: Any, limit: int, folder: Path, key: str = "") -> None:
             f"{MANIFEST} does not fit {CONFIG} in {str(folder)!r}: {key!r} is {value}, and no tensor that is there is "
             f"larger than {limit}"
         )
+
+
+def _check_types(config: Mapping[str, Any], kind: Any, folder: Path) -> None:
+    """Refuse text or an object where a number belongs: transformers takes some of them and fails when the model runs."""
+    try:
+        defaults = kind().to_dict()
+    except Exception:  # a class that cannot be made without arguments has no defaults to compare with
+        return
+    for key, value in config.items():
+        if isinstance(defaults.get(key), int | float) and value is not None and not _is_numeric(value):
+            raise ValueError(
+                f"{str(folder / CONFIG)!r} is damaged: {key!r} is {str(value)[:50]!r}, it has to be a number"
+            )
+
+
+def _is_numeric(value: Any) -> bool:
+    """Whether this is a number or, as some sizes of images are, a list of numbers."""
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(one, int | float) for one in value)
+    return isinstance(value, int | float)
 
 
 def _without_implementations(value: Any) -> Any:

@@ -30,7 +30,7 @@ from platon.deploy.manifest import (
     read_manifest,
 )
 
-__all__ = ["CONFIG", "MANIFEST", "SPARSE", "WEIGHTS", "load", "processor_in", "save", "size_on_disk"]
+__all__ = ["CONFIG", "MANIFEST", "SPARSE", "WEIGHTS", "load", "save", "size_on_disk"]
 
 # Files of transformers' Trainer: a folder that holds one of them is not replaced.
 _TRAINING = ("training_args.bin", "trainer_state.json", "checkpoint-*")
@@ -93,16 +93,6 @@ def load(folder: str | Path) -> PreTrainedModel:
 def size_on_disk(folder: str | Path) -> int:
     """The bytes of the weights in a folder, also in one that transformers wrote."""
     return sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
-
-
-def processor_in(folder: str | Path) -> Any:
-    """The tokenizer or image processor that was saved beside a model; `None` if there is none."""
-    folder = Path(folder)
-    if (folder / "tokenizer_config.json").exists():
-        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    if (folder / "preprocessor_config.json").exists():
-        return transformers.AutoImageProcessor.from_pretrained(folder, local_files_only=True)
-    return None
 
 
 def save_with_manifest(model: nn.Module) -> None:
