@@ -38,6 +38,7 @@ check: $(READY)
 	$(BIN)/python benchmarks/compact.py
 	$(BIN)/python benchmarks/communication.py
 	$(BIN)/python benchmarks/faults.py
+	$(BIN)/python benchmarks/attacks.py
 
 # torch comes first and by itself, so that no other package decides which build is taken.
 $(READY): constraints.txt pyproject.toml setup.py $(wildcard src/platon/deploy/*.[ch])

@@ -221,7 +221,8 @@ def attack_tensors(chance: random.Random, place: Path) -> bool:
         case 4:
             tensors[name], tensors[chance.choice(["bits/", "values/"]) + name] = tensor, tensor.clone()
         case _ if tensor.is_floating_point():
-            tensors[name] = tensor.t().contiguous() if tensor.ndim == 2 else torch.cat([tensor, tensor])
+            is_oblong = tensor.ndim == 2 and tensor.shape[0] != tensor.shape[1]
+            tensors[name] = tensor.t().contiguous() if is_oblong else torch.cat([tensor, tensor])
         case _:
             tensors[name] = tensor.clone()
             value = chance.choice([-1, 127, 63 * 64, 32, 33, 255])

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -53,7 +54,8 @@ def test_outcomes_are_told_apart(attacks: ModuleType) -> None:
         raise KeyError("weights")
 
     def die(chance: object, place: Path) -> bool:
-        os.abort()
+        os.kill(os.getpid(), signal.SIGKILL)
+        return True
 
     def wait(chance: object, place: Path) -> bool:
         while True:

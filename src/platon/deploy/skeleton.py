@@ -239,7 +239,7 @@ def _check_counts(value: Any, limit: int, folder: Path, key: str = "") -> None:
 
 
 def _check_types(config: Mapping[str, Any], kind: Any, folder: Path) -> None:
-    """Refuse text or an object where a number belongs: transformers takes some of them and fails when the model runs."""
+    """Refuse text or an object where a number belongs: transformers takes some, and the model fails when it runs."""
     try:
         defaults = kind().to_dict()
     except Exception:  # a class that cannot be made without arguments has no defaults to compare with
