@@ -1,4 +1,4 @@
-"""The fault campaign: a real `platon prune` is disturbed in every way we know, and must end as if it had not been.
+"""The fault campaign: a real `platon prune` is disturbed in many ways, and must end as if it had not been.
 
     python benchmarks/faults.py                     the long form: 100 kills; minutes
     python benchmarks/faults.py --short             the short one, which CI runs
@@ -13,11 +13,8 @@ import argparse
 import json
 import os
 import random
-import resource
-import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,93 +25,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
-import torch
-from safetensors.torch import load_file
-
-import platon.lab.run  # noqa: F401  # before the fork, so that no run imports it again
-from platon import cli
+from disturbances import add_foreign_files, damage, poison, set_another_version, set_clock_back, small_disk
+from fault_runs import LOGS, SETTINGS, finish, is_same, log_of, run, start, torchrun, unreadable
 from platon.lab import checkpoint
-from platon.lab.record import read_history, read_record
-from platon.report import run_figure  # noqa: F401
-
-TINY = shlex.split(
-    "--train-rows 128 --eval-rows 40 --batch 16 --steps 12 --eval-every 3 --log-every 2 --checkpoint-every 2 "
-    "--every 2 --warmup 1 --cooldown 5 --checkpoints 2"
-)
-SETTINGS: dict[str, list[str]] = {
-    "platon": ["--dense", "none"],
-    "l0": ["--dense", "none", "--method", "l0"],
-    "movement, heads": ["--dense", "none", "--method", "movement", "--units", "heads+neurons"],
-    "dense first": ["--dense", "first", "--steps", "6", "--cooldown", "2"],
-}
-LOGS = Path(tempfile.mkdtemp())  # what the runs say; not where they write, for that may be a full disk
-Before = Callable[[], None]
-
-
-def _log(folder: Path) -> Path:
-    return LOGS / f"{folder.name}.log"
-
-
-def start(folder: Path, *flags: str, resume: bool = False, before: Before | None = None) -> int:
-    """A run in a process of its own; `before` is called in it first."""
-    child = os.fork()
-    if child:
-        return child
-    try:
-        os.setsid()
-        log = os.open(_log(folder), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        torch.set_num_threads(1)
-        if before is not None:
-            before()
-        sys.argv = ["platon", "prune", *TINY, *flags, "--output", str(folder), *(["--resume"] if resume else [])]
-        cli.main()
-    except SystemExit as ended:
-        os._exit(int(ended.code or 0))
-    except BaseException:
-        os._exit(99)
-    os._exit(0)
-
-
-def finish(child: int) -> int:
-    """The exit code; negative for a signal."""
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def run(folder: Path, *flags: str, resume: bool = False, before: Before | None = None) -> tuple[int, str]:
-    """To its end: the exit code, and what it said."""
-    code = finish(start(folder, *flags, resume=resume, before=before))
-    return code, _log(folder).read_text(errors="replace")
-
-
-def is_same(folder: Path, other: Path) -> bool:
-    """The same model, bit for bit, and the same record but for times."""
-    mine, theirs = (load_file(place / "model" / "model.safetensors") for place in (folder, other))
-    keys = ("results", "best", "kept", "layers", "parameters", "settings", "plan", "data", "not_converged")
-    records = [read_record(place) for place in (folder, other)]
-    lines = [[{**line, "loss": 0} for line in read_history(place)] for place in (folder, other)]
-    return (
-        mine.keys() == theirs.keys()
-        and all(torch.equal(tensor, theirs[name]) for name, tensor in mine.items())
-        and all(records[0][key] == records[1][key] for key in keys)
-        and lines[0] == lines[1]
-    )
-
-
-def unreadable(folder: Path) -> int:
-    """Checkpoints with the marker that cannot be read, of the run and of its twin."""
-    bad = 0
-    for place in (folder / "checkpoints", folder / "dense" / "checkpoints"):
-        for path in checkpoint.steps(place).values():
-            if (path / checkpoint.MARKER).exists():
-                bad += checkpoint.problem(path) is not None
-                for name in ("optimizer.pt", "scheduler.pt"):
-                    torch.load(path / name, weights_only=True)
-    return bad
+from platon.lab.record import read_record
 
 
 class Campaign:
@@ -205,10 +119,10 @@ class Campaign:
             names = sorted(path.name for path in last.iterdir())
             for name in names[::4] if short else names:
                 for how in ("truncated", "bit-flipped", "lost"):
-                    self.resume_after(halfway, partial(_damage, name, how, self.random), how)
-            self.resume_after(halfway, _of_another_version, "from another version")
+                    self.resume_after(halfway, partial(damage, name, how, self.random), how)
+            self.resume_after(halfway, set_another_version, "from another version")
             self.resume_after(halfway, self.from_another_model, "from another model")
-            self.resume_after(halfway, _foreign_files, "foreign files", is_refused=False)
+            self.resume_after(halfway, add_foreign_files, "foreign files", is_refused=False)
 
     def resume_after(self, halfway: Path, change: Callable[[Path], None], how: str, is_refused: bool = True) -> None:
         """A copy of the run with its last checkpoint changed goes on, and passes over it in a sentence."""
@@ -234,8 +148,8 @@ class Campaign:
     def full_disk(self, sizes: list[int]) -> None:
         """A disk that is full after so many bytes; then there is room again."""
         for size in sizes:
-            with _disk(self.place / "disk", size) as (disk, before, more):
-                folder = disk / f"run-{size}"
+            with small_disk(self.place / "disk", size) as (place, before, more):
+                folder = place / f"run-{size}"
                 code, said = run(folder, *SETTINGS["platon"], before=before)
                 sentence = [line for line in said.splitlines() if line.startswith("error: ")]
                 self.expect("full disks: one sentence, or done", (code == 2 and len(sentence) == 1) or code == 0, said)
@@ -247,8 +161,8 @@ class Campaign:
     def diverge(self) -> None:
         """Numbers that are not finite end a run with a record that says so."""
         for what, before, flags in (
-            ("NaN gradients", lambda: _poison(float("nan")), []),
-            ("Inf gradients", lambda: _poison(float("inf")), []),
+            ("NaN gradients", lambda: poison(float("nan")), []),
+            ("Inf gradients", lambda: poison(float("inf")), []),
             ("exploding loss", None, ["--learning-rate", "1e30", "--clip", "0"]),
         ):
             folder = self.fresh("diverged")
@@ -258,7 +172,7 @@ class Campaign:
     def clock(self) -> None:
         """The clock of the process is set back by a day, again and again."""
         folder = self.fresh("clock")
-        code, said = run(folder, *SETTINGS["platon"], before=_clock_set_back)
+        code, said = run(folder, *SETTINGS["platon"], before=set_clock_back)
         self.ends_as("platon", "the clock set back", folder, code, said)
 
     def two_in_one_folder(self) -> None:
@@ -268,7 +182,7 @@ class Campaign:
         while not (folder / "run.json").exists():
             time.sleep(0.002)
         for resume in (True, False):
-            _log(folder).unlink(missing_ok=True)  # the first goes on writing to it, and the second has its own
+            log_of(folder).unlink(missing_ok=True)  # the first goes on writing to it, and the second has its own
             code, said = run(folder, *SETTINGS["platon"], resume=resume)
             self.expect("second processes refused", code == 2 and said.count("error: ") == 1, said)
         self.ends_as("platon", "first processes undisturbed by a second", folder, finish(child), "")
@@ -276,95 +190,16 @@ class Campaign:
     def rank_killed(self) -> None:
         """One of two ranks is killed; the job ends, and goes on to what the undisturbed job ends with."""
         whole, folder = self.fresh("two-ranks"), self.fresh("rank-killed")
-        _torchrun(whole).wait()
-        job = _torchrun(folder)
+        torchrun(whole).wait()
+        job = torchrun(folder)
         while not (folder / "checkpoints" / "checkpoint-6" / checkpoint.MARKER).exists() and job.poll() is None:
             time.sleep(0.005)
         ranks = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
         os.kill(int(ranks[-1]), signal.SIGKILL)
         code = job.wait()
         self.expect("ranks killed: the job ends", code != 0 and not (folder / "record.json").exists(), str(code))
-        code = _torchrun(folder, "--resume").wait()
+        code = torchrun(folder, "--resume").wait()
         self.expect("ranks killed: resumed to the undisturbed job's bits", code == 0 and is_same(folder, whole))
-
-
-def _torchrun(folder: Path, *flags: str) -> "subprocess.Popen[bytes]":
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "platon", "prune"]
-    return subprocess.Popen(
-        [*launch, *TINY, *SETTINGS["platon"], "--output", str(folder), *flags],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-
-
-def _damage(name: str, how: str, dice: random.Random, last: Path) -> None:
-    path = last / name
-    content = bytearray(path.read_bytes())
-    if how == "lost":
-        path.unlink()
-        return
-    if how == "truncated":
-        del content[dice.randrange(len(content)) :]
-    else:
-        content[dice.randrange(len(content))] ^= 1 << dice.randrange(8)
-    path.write_bytes(content)
-
-
-def _of_another_version(last: Path) -> None:
-    marker = json.loads((last / checkpoint.MARKER).read_text())
-    (last / checkpoint.MARKER).write_text(json.dumps({**marker, "format": checkpoint.FORMAT + 1}))
-
-
-def _foreign_files(last: Path) -> None:
-    (last.parent / "checkpoint-99").write_text("no folder")
-    (last.parent / "checkpoint-new").mkdir()
-    (last.parent / "notes.txt").write_text("mine")
-    (last / "notes.txt").write_text("mine")
-
-
-def _poison(number: float) -> None:
-    from platon.lab.trainer import LabTrainer
-
-    step = LabTrainer.training_step
-
-    def poisoned(self: Any, *args: Any, **kwargs: Any) -> Any:
-        loss = step(self, *args, **kwargs)
-        if self.state.global_step == 6:
-            next(p for p in self.model.parameters() if p.grad is not None).grad.view(-1)[0] = number
-        return loss
-
-    LabTrainer.training_step = poisoned  # type: ignore[method-assign]
-
-
-def _clock_set_back() -> None:
-    real, asked = time.time, iter(range(1 << 60))
-    time.time = lambda: real() - 86400 * next(asked)  # type: ignore[assignment]
-
-
-@contextmanager
-def _disk(place: Path, size: int) -> Iterator[tuple[Path, Before | None, Callable[[], None]]]:
-    """A disk of this size, what a run does first, and what makes room: a tmpfs for root, a limit on files elsewhere."""
-    place.mkdir(exist_ok=True)
-    mounted = os.geteuid() == 0 and (
-        subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)], capture_output=True, check=False
-        ).returncode
-        == 0
-    )
-
-    def limit() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size // 4, resource.RLIM_INFINITY))
-
-    def more() -> None:
-        if mounted:
-            subprocess.run(["mount", "-o", "remount,size=256m", str(place)], check=True)
-
-    try:
-        yield place, None if mounted else limit, more
-    finally:
-        if mounted:
-            subprocess.run(["umount", str(place)], check=True)
 
 
 def main() -> None:
