@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import platon
+from platon import cli
 from platon.lab import checkpoint
 from platon.lab.claim import read_started
 from platon.lab.errors import UserError
@@ -191,6 +192,21 @@ def test_link_as_a_lock_empties_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"\.lock' is a symbolic link"):
         prune(tiny(), tmp_path / "run")
     assert (tmp_path / "thesis").read_text() == "years of work"
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [("sparse", ["export", "--format", "sparse"]), ("onnx", ["export", "--format", "onnx"]), ("speed.json", ["speed"])],
+)
+def test_exports_and_measurements_are_not_written_through_a_link(
+    name: str, command: list[str], stopped: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(stopped, tmp_path / "run")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "run" / name).symlink_to(tmp_path / "outside")
+    with pytest.raises(UserError, match=rf"{name}' is a symbolic link"):
+        cli.app([command[0], str(tmp_path / "run"), *command[1:]], standalone_mode=False)
+    assert not list((tmp_path / "outside").iterdir())
 
 
 def test_link_is_no_checkpoint(stopped: Path, tmp_path: Path) -> None:

@@ -77,8 +77,11 @@ def export(
 
     Example: [bold]platon export runs/sst2-platon-10-seed0 --format onnx[/bold]
     """
+    from platon.lab.folder import RunFolder
     from platon.lab.record import read_record
 
+    if output is None:
+        RunFolder(run).refuse_links()
     read_record(run)  # before torch is imported, for a quick answer to a wrong path
     from platon.deploy.storage import size_on_disk
 
@@ -172,8 +175,10 @@ def measure_speed(
     metric: bool,
 ) -> None:
     """Measure, write, draw and print."""
+    from platon.lab.folder import RunFolder
     from platon.lab.record import read_record, write_json
 
+    RunFolder(run).refuse_links()  # speed.json and figures/ are written
     read_record(run)  # before torch is imported, for a quick answer to a wrong path
     from platon.deploy.speed import Setting, measure
     from platon.lab.finished import reopen
