@@ -1,6 +1,6 @@
-"""The paper's settings, as data.
+"""The settings of the paper's experiments, as recipes.
 
-A recipe is a named setting, and each field says where its value comes from: `paper` (Zhang et al., 2022), `code` (the
+A recipe is a named set of settings. Each of its fields has a source: `paper` (Zhang et al., 2022), `code` (the
 authors' scripts, the ViT code they name, and for the baselines the movement-pruning scripts) or `ours`. Names:
 
     paper/MODEL/TASK-RATIO[-structured]     PLATON; RATIO is the share kept, in percent
@@ -33,7 +33,7 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Field:
-    """One value of a recipe, and who says so."""
+    """The value of one setting in a recipe, and where it comes from."""
 
     value: Value
     source: Source
@@ -41,7 +41,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A named setting.
+    """A named set of settings.
 
     Attributes:
         name: what a user types after `--recipe`.
@@ -61,11 +61,11 @@ class Recipe:
 Fields = dict[str, Field]
 
 
-def _said_by(source: Source, **values: Value) -> Fields:
+def _from_source(source: Source, **values: Value) -> Fields:
     return {setting: Field(value, source) for setting, value in values.items()}
 
 
-paper, code, ours = partial(_said_by, "paper"), partial(_said_by, "code"), partial(_said_by, "ours")
+paper, code, ours = partial(_from_source, "paper"), partial(_from_source, "code"), partial(_from_source, "ours")
 
 
 def _recipe(name: str, fields: Fields) -> Recipe:
@@ -80,8 +80,8 @@ MODELS = {
 }
 
 # Training rows as published, so that a full training has exactly reference_steps steps. The paper prints rounded
-# counts, and for QNLI (108k) and STS-B (7k) counts that are not GLUE's. SQuAD counts the windows of 384 tokens, stride
-# 128, that BERT's tokenizer cuts from its 87,599 questions; DeBERTaV3's are taken to be as many.
+# counts, and for QNLI (108k) and STS-B (7k) counts that are not GLUE's. SQuAD counts features: 384 tokens with
+# a stride of 128, cut by BERT's tokenizer from 87,599 questions. DeBERTaV3's are assumed to be as many.
 # fmt: off
 ROWS = {"mnli": 392_702, "rte": 2_490, "qnli": 104_743, "mrpc": 3_668, "qqp": 363_846, "sst2": 67_349,
         "cola": 8_551, "stsb": 5_749, "squad": 88_524}
@@ -115,11 +115,11 @@ VIT_SETUP = {
 DEBERTA_RATIOS = (30, 20, 15, 10)
 # fmt: on
 
-# The scripts' --weight_decay is 0. (MT-DNN, under their GLUE script, sets 0.01 for each group of weights regardless.)
+# The scripts set --weight_decay 0. (MT-DNN, which their GLUE script uses, sets 0.01 whatever the option says.)
 GLUE_TRAINING = paper(steps=None, optimizer="adamw") | code(
     lr_warmup=0.1, decay="linear", weight_decay=0.0, clip=1.0, max_length=512
 )
-# "for all algorithms": the baselines share it.
+# The paper's training "for all algorithms", baselines included.
 SQUAD_TRAINING = paper(epochs=10, steps=None, batch=16, learning_rate=3e-5, optimizer="adamw") | code(
     lr_warmup=0, decay="linear", weight_decay=0.0, clip=1.0, max_length=384, stride=128
 )
@@ -127,7 +127,7 @@ VIT_TRAINING = paper(
     epochs=None, learning_rate=0.03, optimizer="sgd", lr_warmup=1000, decay="cosine", clip=1.0, beta2=0.85
 ) | code(momentum=0.9, weight_decay=0.0)
 
-# The movement-pruning scripts on SQuAD. There t_i = 5,400 is the learning rate's warm-up too.
+# The movement-pruning scripts on SQuAD, in which t_i = 5,400 is also the warm-up of the learning rate.
 SANH_TRAINING = SQUAD_TRAINING | code(lr_warmup=5_400, freeze_embeddings=True, warmup=5_400, every=1)
 SANH_RATIOS = (10, 15, 20, 30, 40, 50)
 SANH_RANKED = {
@@ -143,7 +143,7 @@ SANH_PENALISED = {
 
 
 def _platon(task: str, model: str, ratio: int, units: str = "weights") -> Fields:
-    """What all of the paper's runs share; it fixes β1 "as 0.85 for all experiments"."""
+    """The fields that all of the paper's runs have in common; β1 is fixed "as 0.85 for all experiments"."""
     named = paper(task=task, model=MODELS[model], method="platon", keep=ratio / 100, units=units)
     return (
         named | paper(scope="global", beta1=0.85) | code(window=10, every=10, timing="after", freeze_embeddings=False)
@@ -157,7 +157,7 @@ def _total(task: str, epochs: Value, batch: Value) -> Fields:
 
 
 def _taken_over(fields: Fields) -> Fields:
-    """The paper's values for another experiment than the one it gives them for: that choice is ours."""
+    """Values that the paper gives for another experiment; using them here is our choice, so their source is "ours"."""
     return {setting: replace(f, source="ours") if f.source == "paper" else f for setting, f in fields.items()}
 
 
@@ -180,19 +180,19 @@ def _bert() -> Iterator[Recipe]:
     for ratio in SQUAD_BETA2:
         yield _recipe(f"paper/bert-base/squad-{ratio}", _platon("squad", "bert-base", ratio) | _squad_fields(ratio))
     for ratio in SQUAD_STRUCTURED:
-        # The paper prints two results and no setting: train as without structure, at the same ratio.
+        # The paper prints two results and no settings; these are the settings of unstructured pruning at that ratio.
         fields = _platon("squad", "bert-base", ratio, units="columns") | _taken_over(_squad_fields(ratio))
         yield _recipe(f"paper/bert-base/squad-{ratio}-structured", fields)
 
 
 def _deberta() -> Iterator[Recipe]:
-    """Results at four ratios; settings come from the authors' SQuAD script, which runs 10 %, and on GLUE from us."""
+    """The paper prints results at four ratios and no settings: on SQuAD from the authors' script, on GLUE ours."""
     for ratio in DEBERTA_RATIOS:
         for task in ("mnli", "sst2"):
-            # BERT's column (at 30 % with β2 of the nearest ratio it has), but the learning rate that the authors use
-            # for this model on SQuAD: BERT's 8e-5 is far above what DeBERTaV3 is fine-tuned with.
+            # BERT's column of the table (at 30 % with the β2 of 20 %, the nearest ratio), but with the learning rate of
+            # the authors' SQuAD script for this model: 8e-5, BERT's, is far above usual values for DeBERTaV3.
             fields = _taken_over(_glue_fields(task, min(ratio, 20))) | ours(learning_rate=3e-5)
-            # These came from MT-DNN's script, which did not run DeBERTaV3.
+            # GLUE_TRAINING has these from MT-DNN's script, which does not train DeBERTaV3: here they are our choice.
             fields |= ours(lr_warmup=0.1, decay="linear", weight_decay=0.0, clip=1.0, max_length=512)
             yield _recipe(f"paper/deberta-v3-base/{task}-{ratio}", _platon(task, "deberta-v3-base", ratio) | fields)
         fields = SQUAD_TRAINING | code(epochs=10, steps=None, batch=16, learning_rate=3e-5, optimizer="adamw")
