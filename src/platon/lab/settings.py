@@ -59,6 +59,9 @@ class Settings:
     text_column: Text | None = _setting(None, "Data", "your own data: the column with the text")
     second_column: Text | None = _setting(None, "Data", "your own data: the column with the second text")
     label_column: Text | None = _setting(None, "Data", "your own data: the column with the label")
+    pairs: Text | None = _setting(
+        None, "Data", "embed: pairs of texts with scores, a file or a folder with STS-B, to evaluate on"
+    )
     holdout: Number = _setting(0.1, "Data", "your own data: share held out where there is no validation file")
     max_length: Whole | None = _setting(None, "Data", "longest input, in tokens")
     stride: Whole | None = _setting(None, "Data", "SQuAD: tokens that two neighbouring pieces of a long context share")
@@ -122,6 +125,17 @@ class Settings:
         None, "Pruning", "length of the training that a recipe's warmup and cooldown refer to"
     )
 
+    teacher: Text = _setting(
+        "none",
+        "Teacher",
+        "none, dense (the dense twin, or without --dense the model before training), or a model's name",
+    )
+    distil_weight: Number = _setting(
+        0.5, "Teacher", "the teacher's part of the loss, 0 to 1; 1: without labels", ge=0, le=1
+    )
+    temperature: Number = _setting(2.0, "Teacher", "softens the probabilities that are compared", gt=0)
+    hidden_weight: Number = _setting(0.0, "Teacher", "weight of the hidden states beside the outputs", ge=0)
+
     eval_every: Whole | None = _setting(None, "Records", "steps between evaluations; default: ten in a training", ge=1)
     eval_batch: Whole = _setting(64, "Records", "examples in a batch of evaluation", ge=1)
     log_every: Whole | None = _setting(
@@ -180,6 +194,10 @@ def _sentence(error: ValidationError) -> str:
             return f"{name} must be a finite number, got {value}"
         case "greater_than_equal":
             return f"{name} must be at least {context['ge']:g}, got {value:g}"
+        case "less_than_equal":
+            return f"{name} must be at most {context['le']:g}, got {value:g}"
+        case "greater_than":
+            return f"{name} must be above {context['gt']:g}, got {value:g}"
         case "literal_error" if isinstance(value, str):
             return f"{name} must be one of {', '.join(choices(name))}, got {value!r}"
         case _ if value is None:

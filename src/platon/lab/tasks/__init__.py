@@ -74,6 +74,21 @@ for _task in (
         "platon.lab.tasks.text:prepare",
         model=BERT,
     ),
+    Task(
+        "embed",
+        "your own texts, no labels: embed them as the dense model does",
+        ("cosine", "rank_correlation", "neighbours"),
+        "sentence-similarity",
+        "platon.lab.tasks.embed:prepare",
+        defaults={
+            "teacher": "dense",
+            "distil_weight": 1.0,
+            "hidden_weight": 1.0,
+            "epochs": 1.0,
+            "learning_rate": 1e-4,
+            "eval_rows": 2000,
+        },
+    ),
     _images("images", "your own images, one folder for each class", _VISION, model=VIT),
 ):
     register(_task)

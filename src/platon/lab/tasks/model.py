@@ -37,6 +37,7 @@ KINDS: dict[str, tuple[Any, Mapping[Any, Any]]] = {
         transformers.AutoModelForImageClassification,
         transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
     ),
+    "sentence-similarity": (transformers.AutoModel, transformers.MODEL_MAPPING),
 }
 
 

@@ -30,6 +30,7 @@ class Request:
     data: a local folder in the hub's layout, or the user's own file or folder; None is the hub.
     model: a hub name or a local folder; None is the task's default.
     train_rows, eval_rows: use so many rows only: a fixed random subset, the same whatever the training seed.
+    pairs: embed: pairs of texts with scores, to evaluate on.
     holdout: the share of the user's own training file that becomes validation when there is no validation file.
     augment: random crops and flips of training images. Off by default: the paper names none.
     """
@@ -44,6 +45,7 @@ class Request:
     text_column: str | None = None
     second_column: str | None = None
     label_column: str | None = None
+    pairs: str | None = None
     holdout: float = 0.1
     augment: bool = False
     trust_remote_code: bool = False
@@ -69,13 +71,18 @@ class Request:
 
     def for_evaluation(self, model: Path, data: Path | None = None) -> EvaluationRequest:
         """The request that evaluates a trained model: on the rows of this request, or on every row of other data."""
-        request = EvaluationRequest(**{**vars(self), "model": str(model)})
+        request = EvaluationRequest(**{**vars(self), "model": str(model), "trained_from": self.model})
         return request if data is None else replace(request, data=data, eval_rows=None, holdout=1.0)
 
 
 @dataclass(frozen=True)
 class EvaluationRequest(Request):
-    """A request without training rows; the classes are those that the model names in its configuration."""
+    """A request without training rows; the classes are those that the model names in its configuration.
+
+    trained_from: the model that training started from.
+    """
+
+    trained_from: str | None = None
 
     evaluation_only = True
 
