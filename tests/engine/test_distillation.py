@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -317,6 +318,19 @@ def test_projection_is_trained_with_the_model_and_resumes_bit_for_bit() -> None:
     hidden = distillation.terms["hidden"]
     train(model, optimizer, 40)
     assert distillation.terms["hidden"] < hidden
+
+
+def test_states_of_other_trainings_are_refused() -> None:
+    model = made("classes")
+    state = platon.Distillation(model, "self").state_dict()
+    assert json.loads(json.dumps(state)) == state
+    platon.Distillation(made("classes"), "self").load_state_dict(state)
+    with pytest.raises(ValueError, match=r"teacher is '\w+', not '\w+'; teacher='self' copies the model"):
+        platon.Distillation(made("classes", seed=1), "self").load_state_dict(state)
+    with pytest.raises(ValueError, match=r"weight is 0.5, not 0.25"):
+        platon.Distillation(model, "self", weight=0.25).load_state_dict(state)
+    with pytest.raises(ValueError, match="format is missing"):
+        platon.Distillation(model, "self").load_state_dict({})
 
 
 def test_projection_without_an_optimizer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

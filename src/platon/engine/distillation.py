@@ -15,6 +15,7 @@ from platon.engine.output import loss_of, named_inputs, takes_loss, unwrapped, w
 from platon.engine.score import checked_choice
 from platon.engine.teacher import Precision, Teacher
 
+FORMAT = 1
 _PATIENCE = 200  # training passes after which a projection must have moved
 
 
@@ -148,6 +149,25 @@ class Distillation:
         if self._layers is not None:
             self._layers.detach()
         self._handles, self._layers, self._teacher, self._lesson = [], None, None, None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The settings, and a fingerprint of the teacher's weights; a projection is in the model's own state."""
+        return {
+            "format": FORMAT,
+            "weight": self.weight,
+            "temperature": self.temperature,
+            "hidden_weight": self.hidden_weight,
+            "kind": self.kind,
+            "teacher": None if self._teacher is None else self._teacher.fingerprint(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state. There is nothing to restore, but a training with another teacher is refused."""
+        for name, value in self.state_dict().items():
+            if name not in state or state[name] != value:
+                found = repr(state[name]) if name in state else "missing"
+                hint = "; teacher='self' copies the model: attach before loading it" if name == "teacher" else ""
+                raise ValueError(f"this state does not fit the distillation: {name} is {found}, not {value!r}{hint}")
 
     def __repr__(self) -> str:
         """The configuration."""

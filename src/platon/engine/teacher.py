@@ -1,12 +1,13 @@
 """The teacher: another model that sees the same inputs, without labels, gradients, dropout or any random number."""
 
 import copy
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from platon.engine.output import argument_names, is_label, setting, unwrapped
 from platon.engine.shard import is_sharded
@@ -30,6 +31,7 @@ class Teacher:
         _check(student, self.module)
         self.module.eval()
         self._names = argument_names(student)
+        self._fingerprint: str | None = None
         self._makes_decoder_inputs = getattr(unwrapped(student), "prepare_decoder_input_ids_from_labels", None)
 
     def __call__(
@@ -44,6 +46,17 @@ class Teacher:
         enabled, dtype = precision is not None, precision or torch.get_autocast_dtype(device.type)
         with torch.no_grad(), untouched_random_state(device), torch.autocast(device.type, dtype, enabled):
             return self.module(*args, **kwargs)
+
+    def fingerprint(self) -> str:
+        """A short hash of its weights; they are frozen, so it is computed once."""
+        if self._fingerprint is None:
+            sha = hashlib.sha256()
+            for name, tensor in self.module.state_dict().items():
+                sha.update(name.encode())
+                if isinstance(tensor, Tensor):
+                    sha.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+            self._fingerprint = sha.hexdigest()[:16]
+        return self._fingerprint
 
     def _inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Without labels. A text decoder whose inputs the student makes from the labels gets them made."""
