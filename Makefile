@@ -37,6 +37,7 @@ check: $(READY)
 	$(BIN)/python benchmarks/sparse.py
 	$(BIN)/python benchmarks/compact.py
 	$(BIN)/python benchmarks/communication.py
+	$(BIN)/python benchmarks/distillation.py
 	$(BIN)/python benchmarks/faults.py
 	$(BIN)/python benchmarks/attacks.py
 
