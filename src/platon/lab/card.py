@@ -7,6 +7,15 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 
 
+def _taught(settings: dict[str, Any]) -> str:
+    """A sentence about the teacher; records of earlier versions do not name one."""
+    teacher = settings.get("teacher", {"value": "none"})["value"]
+    if teacher == "none":
+        return ""
+    what = "its dense version" if teacher == "dense" else f"`{teacher}`"
+    return f" It learned from the answers of {what} (weight {settings['distil_weight']['value']:g})."
+
+
 def model_card(record: dict[str, Any]) -> str:
     """What was done, the results, and how to load the model, for readers who do not know platon."""
     settings, dense = record["settings"], record["dense"]
@@ -17,7 +26,7 @@ def model_card(record: dict[str, Any]) -> str:
         f"# {name} on {record['task']}" + (f", {record['kept']:.1%} of the prunable weights kept" if pruned else ""),
         "",
         f"Fine-tuned with [platon](https://pypi.org/project/platon/), method {record['title']} (`{record['method']}`). "
-        "The pruned weights are zeros in ordinary tensors: load it with plain transformers.",
+        "The pruned weights are zeros in ordinary tensors: load it with plain transformers." + _taught(settings),
         "",
         "| split | metric | value |" + (" dense |" if dense else ""),
         "|---|---|---|" + ("---|" if dense else ""),

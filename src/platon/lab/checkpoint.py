@@ -118,8 +118,15 @@ def checked_extra(folder: Path, extra: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_weights(model: Any, folder: Path) -> None:
-    """Load what `save_pretrained` wrote. Not by the file's names: some models (ViT) are saved under other names."""
-    model.load_state_dict(type(model).from_pretrained(folder).state_dict())
+    """Load what `save_pretrained` wrote. Not by the file's names: some models (ViT) are saved under other names.
+
+    What is attached to the model for the training alone, such as the projection of a teacher, stays as it is.
+    """
+    from platon.lab.tasks.model import quiet  # here, because it imports far more than callbacks need
+
+    with quiet():
+        found = type(model).from_pretrained(folder).state_dict()
+    model.load_state_dict({**model.state_dict(), **found})
 
 
 def complete_weights(model: Any, folder: Path) -> None:

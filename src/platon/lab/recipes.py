@@ -28,6 +28,7 @@ SETTINGS = (
     *("clip", "max_length", "stride", "image_size", "freeze_embeddings"),
     *("warmup", "cooldown", "reference_steps", "beta1", "beta2", "window", "every", "timing"),
     *("score_learning_rate", "score_init", "penalty", "tau", "min_keep_per_matrix"),
+    *("teacher", "distil_weight", "temperature", "hidden_weight"),
 )
 
 

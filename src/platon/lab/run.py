@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from platon.engine.hooks import NotFinite
 from platon.engine.methods import METHODS
 from platon.lab import checkpoint, process_group, tasks
-from platon.lab.attachment import Attach
+from platon.lab.attachment import Attach, Attachment
 from platon.lab.claim import claimed, explaining_write_errors
 from platon.lab.errors import UserError, nearest
 from platon.lab.finish import Shrink, finish, remove_best_models
@@ -23,6 +24,7 @@ from platon.lab.settings import ResolvedSettings, Settings
 from platon.lab.step_count import count_steps
 from platon.lab.stop import Interrupted
 from platon.lab.tasks import Prepared, Request
+from platon.lab.teacher import attach_teacher, check_teacher
 from platon.lab.training import Training, assemble, checked
 
 
@@ -42,16 +44,17 @@ def prune(
         resume: go on with the run in `folder`, if there is one.
         printer: prints progress, in the first process; nothing by default.
         shrink: makes a smaller model of one that was pruned in groups.
-        attach: builds objects that take part in the training of the pruned model, such as a teacher.
+        attach: builds objects that take part in the training of the pruned model, beside the settings' teacher.
     """
     process_group.join()
     printer = printer if printer is not None and process_group.is_first() else Printer()
     settings, run = resolved.settings, RunFolder(folder)
     _check_method(settings)  # before the twin is trained, not after
+    check_teacher(settings)
     with claimed(folder, resolved, resume):
         if METHODS[settings.method].score is None or settings.dense == "none":
-            return _run(resolved, run, printer, shrink, attach=attach)
-        twin = replace(resolved, settings=replace(settings, method="dense", dense="none"))
+            return _run(resolved, run, printer, shrink, attach=_all(attach, attach_teacher))
+        twin = replace(resolved, settings=replace(settings, method="dense", dense="none", teacher="none"))
         printer.line(f"training the dense twin in {run.dense.path}")
         with claimed(run.dense.path, twin, resume or run.dense.path.exists()):
             try:
@@ -61,7 +64,20 @@ def prune(
         aim = f"to {settings.keep:.0%}" if settings.penalty is None else f"with penalty {settings.penalty:g}"
         printer.line(f"pruning {aim} while fine-tuning")
         start = str(run.dense.model) if settings.dense == "first" else None
-        return _run(resolved, run, printer, shrink, start, dense, attach)
+        teacher = partial(attach_teacher, twin=run.dense.model)
+        return _run(resolved, run, printer, shrink, start, dense, _all(attach, teacher))
+
+
+def _all(*attachers: Attach | None) -> Attach:
+    """Attaches what each of these attaches."""
+
+    def attach(settings: Settings, model: Any, prepared: Prepared) -> dict[str, Attachment]:
+        found: dict[str, Attachment] = {}
+        for one in attachers:
+            found |= {} if one is None else one(settings, model, prepared)
+        return found
+
+    return attach
 
 
 def _check_method(settings: Settings) -> None:

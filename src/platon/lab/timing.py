@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from platon.engine.distillation import Distillation
 from platon.lab import tasks
-from platon.lab.settings import ResolvedSettings
+from platon.lab.attachment import Attachment
+from platon.lab.settings import ResolvedSettings, Settings
 from platon.lab.step_count import count_steps
-from platon.lab.tasks import Request
+from platon.lab.tasks import Prepared, Request
 from platon.lab.training import make_trainer
 
 
@@ -37,6 +39,14 @@ class StepTimer(TrainerCallback):
         return float(np.median(self.seconds[1:] or self.seconds))
 
 
+def _stand_in(settings: Settings, model: Any, prepared: Prepared) -> dict[str, Attachment]:
+    """A teacher of the model's size, for the time that it takes: the real one may not be trained yet."""
+    if settings.teacher == "none":
+        return {}
+    weight, hidden_weight = settings.distil_weight, settings.hidden_weight
+    return {"distillation": Distillation(model, "self", weight=weight, hidden_weight=hidden_weight)}
+
+
 def measure_step(resolved: ResolvedSettings, tried: int = 4) -> tuple[int, float]:
     """The steps that a run will have, and the seconds that one of them takes on this machine."""
     settings = resolved.settings
@@ -44,7 +54,7 @@ def measure_step(resolved: ResolvedSettings, tried: int = 4) -> tuple[int, float
     steps = count_steps(resolved, len(prepared.train))
     timer = StepTimer()
     with tempfile.TemporaryDirectory() as place:
-        trainer, checkpoints = make_trainer(settings, steps, prepared, Path(place))
+        trainer, checkpoints = make_trainer(settings, steps, prepared, Path(place), attach=_stand_in)
         trainer.args.max_steps, trainer.args.eval_strategy, trainer.args.save_strategy = tried, "no", "no"
         trainer.callback_handler.callbacks[0:0] = [checkpoints, timer]
         trainer.train()

@@ -89,10 +89,12 @@ class LabTrainer(Trainer):
             back = np.argsort(order)
             predictions, labels = reordered(loop.predictions, back), reordered(loop.label_ids, back)
             results[split] = self.prepared.score(split, predictions, labels)
-            self.constant[split] = is_constant(predictions)
+            self.constant[split] = (self.prepared.is_constant or is_constant)(predictions)
         return results
 
 
 def reordered(found: Any, order: Any) -> Any:
-    """The rows of an array in this order; of each array where a model returns a tuple of them."""
+    """The rows of an array in this order; of each array where a model returns a tuple of them; None without labels."""
+    if found is None:
+        return None
     return tuple(reordered(one, order) for one in found) if isinstance(found, tuple) else found[order]

@@ -88,6 +88,7 @@ for _task in (
             "learning_rate": 1e-4,
             "eval_rows": 2000,
         },
+        labelled=False,
     ),
     _images("images", "your own images, one folder for each class", _VISION, model=VIT),
 ):

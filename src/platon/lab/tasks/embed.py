@@ -112,6 +112,7 @@ def prepare(task: Task, request: Request) -> Prepared:
         processor=SentenceProcessor(tokenizer, form, pretrained.config.hidden_size, length),
         lengths=lengths(rows),
         label_names=(),
+        is_constant=similarity.is_constant,
         counts={} if pairs is None else {PAIRS: len(pairs.scores)},
         notes=pretrained.notes,
     )
@@ -170,7 +171,7 @@ def _chance(split: str, dense: NDArray[Any]) -> dict[str, float]:
     """What the same embedding for every text reaches."""
     if split == PAIRS:
         return {"spearman": 0.0, "dense_spearman": 0.0}
-    others = len(dense) - 1
+    others = max(len(dense) - 1, 1)
     return {
         "cosine": similarity.constant_cosine(dense),
         "rank_correlation": 0.0,

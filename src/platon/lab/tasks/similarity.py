@@ -46,6 +46,11 @@ def pair_spearman(vectors: Vectors, scores: NDArray[np.floating]) -> float:
     return spearman(np.sum(first * second, axis=1), scores)
 
 
+def is_constant(vectors: Vectors) -> bool:
+    """Whether all texts have the same embedding, or one is not finite."""
+    return bool((np.asarray(vectors) == np.asarray(vectors)[:1]).all() or not np.isfinite(vectors).all())
+
+
 def constant_cosine(theirs: Vectors) -> float:
     """The best mean cosine that the same embedding for every text can have: the length of the mean direction."""
     return float(np.linalg.norm(unit(theirs).mean(axis=0)))

@@ -103,6 +103,7 @@ class Prepared:
     lengths: "train" or split name -> token counts of its rows, for batches of similar length; empty if all are equal.
     label_names: TrainingArguments(label_names=...).
     counts: split -> examples in it, where a row is only a part of an example (SQuAD); otherwise the rows are counted.
+    is_constant: whether predictions are the same for every row; None decides by the largest logit of each row.
     notes: sentences for the user about the model that `build` made, for example that its head is new.
     """
 
@@ -118,6 +119,7 @@ class Prepared:
     lengths: dict[str, list[int]] = field(default_factory=dict)
     label_names: tuple[str, ...] = ("labels",)
     counts: dict[str, int] = field(default_factory=dict)
+    is_constant: Callable[[Any], bool] | None = None
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -145,6 +147,7 @@ class Task:
     splits: what is evaluated, where it exists; the first is the headline.
     model: what is trained when the user names none; None is a small model built from a configuration.
     defaults: settings whose default differs for this task.
+    labelled: whether the data has labels; without, the model learns from a teacher alone.
     """
 
     name: str
@@ -155,6 +158,7 @@ class Task:
     splits: tuple[str, ...] = ("validation",)
     model: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    labelled: bool = True
 
     def check_paths(self, request: Request) -> None:
         """Refuse data, columns and models that are not there, without importing torch."""
