@@ -125,6 +125,15 @@ def own_trainer(place: Path) -> None:
     make_bert(place / "my-model")
 
 
+def own_encoder(place: Path) -> None:
+    """Texts, scored pairs and an encoder."""
+    make_bert(place / "my-encoder")
+    texts = reviews().column("review").to_pylist()
+    (place / "texts.txt").write_text("\n".join(texts) + "\n")
+    pairs = {"one": texts[:16], "other": texts[16:32], "score": [number % 6 for number in range(16)]}
+    pyarrow.csv.write_csv(pa.table(pairs), place / "pairs.csv")
+
+
 def paper_row(place: Path) -> None:
     """The hub's files and the hub's model, fetched before."""
     make_rte(place / "data" / "glue" / "rte")
@@ -147,6 +156,7 @@ IN_PLACE: dict[str, Callable[[Path], None]] = {
     "prune-in-your-own-trainer": own_trainer,
     "prune-in-a-plain-loop": lambda place: None,
     "distil": own_trainer,
+    "embeddings": own_encoder,
     "add-a-method": lambda place: None,
     "add-a-task": lambda place: None,
     "run-a-sweep": lambda place: None,
