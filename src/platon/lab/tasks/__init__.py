@@ -74,6 +74,7 @@ for _task in (
         "platon.lab.tasks.text:prepare",
         model=BERT,
     ),
+    _images("images", "your own images, one folder for each class", _VISION, model=VIT),
     Task(
         "embed",
         "your own texts, no labels: embed them as the dense model does",
@@ -90,6 +91,5 @@ for _task in (
         },
         labelled=False,
     ),
-    _images("images", "your own images, one folder for each class", _VISION, model=VIT),
 ):
     register(_task)
