@@ -27,7 +27,7 @@ from platon.lab.tasks import dataset, similarity
 from platon.lab.tasks.corpus import TEXT, Pairs, read_pairs, read_texts
 from platon.lab.tasks.dataset import Split
 from platon.lab.tasks.model import Pretrained
-from platon.lab.tasks.model_error import locate
+from platon.lab.tasks.path import locate_model
 from platon.lab.tasks.pooling import Pooling, SentenceFormat, read_format
 from platon.lab.tasks.sequence import allowed_length, lengths, tokenise
 from platon.lab.tasks.task import EvaluationRequest, Prepared, Request, Rows, Task
@@ -75,7 +75,7 @@ def prepare(task: Task, request: Request) -> Prepared:
     """Texts in `request.data`, pairs in `request.pairs`, and the encoder in `request.model`."""
     if request.model is None:
         raise UserError(f"{task.name} needs a model; give an encoder or a sentence-transformers folder with --model")
-    form = read_format(locate(request.model))
+    form = read_format(locate_model(request.model))
     texts = read_texts(request)
     pairs = None if request.pairs is None else read_pairs(Path(request.pairs), request.eval_rows)
     pretrained = Pretrained(task, replace(request, model=form.encoder))
@@ -122,7 +122,7 @@ def _dense_model(task: Task, request: Request) -> PreTrainedModel | None:
     """The model that an evaluated one was trained from; `None` in a training, which starts from it."""
     if not isinstance(request, EvaluationRequest) or request.trained_from is None:
         return None
-    form = read_format(locate(request.trained_from))
+    form = read_format(locate_model(request.trained_from))
     model = Pretrained(task, replace(request, model=form.encoder)).build()
     model.register_forward_hook(Embed(form.pooling), with_kwargs=True)
     return model
