@@ -184,7 +184,7 @@ def test_sparse_is_compared_with_dense_kernels(
     """Without a dense twin the same weights are measured twice; only the pruned model may skip its zeros."""
     opened: list[str] = []
 
-    def recorded(name: str, engine: speed.Engine) -> speed.Engine:
+    def recorded(name: str, engine: speed.InferenceEngine) -> speed.InferenceEngine:
         return lambda *args: (opened.append(name), engine(*args))[1]
 
     for name in ("eager", "sparse"):

@@ -19,7 +19,6 @@ _version = operator.attrgetter("_version")
 class _SparseLayer(nn.Module):
     """Checks the inputs at each call, and the buffers whenever they have changed since the last one."""
 
-    arrays: tuple[str, ...]  # the buffers that hold the matrix
     values: Tensor
     bias: Tensor | None
 
@@ -80,7 +79,7 @@ class _SparseLayer(nn.Module):
 class SparseLinear(_SparseLayer):
     """activation(x Wᵀ + bias) by the compiled kernel; the zeros of W are neither stored nor multiplied."""
 
-    arrays = ("values", "columns", "counts", "starts")
+    arrays = ("values", "columns", "counts", "starts")  # the buffers that hold the matrix
     columns: Tensor
     counts: Tensor
     starts: Tensor
@@ -132,7 +131,6 @@ class SparseLinear(_SparseLayer):
 class CsrLinear(_SparseLayer):
     """activation(x Wᵀ + bias) by `torch.sparse`, where there is no compiled kernel."""
 
-    arrays = ("starts", "columns", "values")
     starts: Tensor
     columns: Tensor
 

@@ -1,4 +1,4 @@
-"""The peak memory of running one saved model, for a process of its own: `python -m platon.deploy.memory`."""
+"""Measures the peak memory of running one saved model, in a new process: `python -m platon.deploy.memory`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from platon.deploy.speed import ENGINES, opened
 def peak() -> int:
     """The most memory that this process has held, in bytes."""
     status = Path("/proc/self/status")
-    if status.exists():  # of this process alone; what getrusage says includes the one that started it
+    if status.exists():  # of this process alone; getrusage includes the peak of the process that started it
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
         return 1024 * int(line.split()[1])
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

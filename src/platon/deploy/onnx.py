@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
-LABELS = ("labels", "start_positions", "end_positions")  # of a batch; they are no inputs of a deployed model
+LABELS = ("labels", "start_positions", "end_positions")  # keys of a batch that a deployed model does not take
 
-# Of the largest output: float32 kernels add in other orders, and some architectures multiply that over many layers.
+# Largest difference from PyTorch, relative to the largest output: float32 kernels add in another order, and rounding
+# errors grow over the layers.
 LIMIT = 1e-4
 
-_ONE_FILE = 1_900_000_000  # bytes; the format ends at 2 GB a file
+_ONE_FILE = 1_900_000_000  # bytes of weights; an ONNX file has at most 2 GB
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,11 @@ class Exported:
     path: Path
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    difference: float  # the largest from PyTorch, over all batches
+    difference: float  # the largest difference from PyTorch over all batches
 
 
 def export(model: nn.Module, path: str | Path, batches: Sequence[Mapping[str, Tensor]]) -> Exported:
-    """Write a model as ONNX with dynamic batch and length, and check it in ONNX Runtime; the file is there if it fits.
+    """Write a model as ONNX with dynamic batch and length, and check it in ONNX Runtime before it is put in place.
 
     Args:
         model: of transformers, compact or not; it is exported as it evaluates.
@@ -50,7 +51,7 @@ def export(model: nn.Module, path: str | Path, batches: Sequence[Mapping[str, Te
     path = Path(path)
     if not batches:
         raise ValueError("an ONNX file is checked on real inputs; give at least one batch")
-    # Traced with one row, the file would take one row only.
+    # A file that was traced with one row takes only one row.
     batches = [{name: t if len(t) > 1 else torch.cat([t, t]) for name, t in batch.items()} for batch in batches]
     was_training = model.training
     graph = _Graph(model.eval(), tuple(name for name in batches[0] if name not in LABELS))
@@ -78,7 +79,7 @@ def require() -> None:
 
 
 class Session:
-    """An ONNX file in ONNX Runtime."""
+    """An ONNX file, loaded in ONNX Runtime."""
 
     def __init__(self, path: str | Path, threads: int | None = None) -> None:
         """Load it; `threads` is torch's number by default."""
@@ -87,7 +88,7 @@ class Session:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads or torch.get_num_threads()
         options.log_severity_level = 3
-        # Threads that spin while they wait take the cores from whoever's turn it is, in a comparison most of all.
+        # By default, idle threads spin and take cores from the model that is measured next.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         self.names = tuple(one.name for one in self._session.get_inputs())
@@ -99,13 +100,13 @@ class Session:
 
 
 class _Graph(nn.Module):
-    """Named inputs in, the float tensors out: caches and losses stay inside."""
+    """The model with positional inputs and a tuple of output tensors, as the exporter needs it."""
 
     def __init__(self, model: Any, names: tuple[str, ...]) -> None:
         super().__init__()
         self.model, self.names = model, names
         self.outputs: tuple[str, ...] = ()
-        # A cache of keys and values is nothing that a file can hand back.
+        # An ONNX file cannot return a cache of keys and values.
         self.settings = {"use_cache": False} if getattr(model.config, "use_cache", False) else {}
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -117,7 +118,7 @@ class _Graph(nn.Module):
 
 def _write(graph: _Graph, batch: Mapping[str, Tensor], path: Path) -> None:
     tensors = tuple(batch[name] for name in graph.names)
-    graph(*tensors)  # so that the names of the outputs are known
+    graph(*tensors)  # sets the names of the outputs
     shapes = tuple(_dynamic(name, tensor) for name, tensor in zip(graph.names, tensors, strict=True))
     with _quiet():
         try:
@@ -134,7 +135,7 @@ def _write(graph: _Graph, batch: Mapping[str, Tensor], path: Path) -> None:
             said = " ".join(str(error).split())[:300]
             raise ValueError(f"torch cannot export {type(graph.model).__name__} to ONNX: {said}") from error
     for node in program.model.graph.all_nodes():
-        node.metadata_props.clear()  # each holds the lines of Python that it came from: more than a small model weighs
+        node.metadata_props.clear()  # the Python source lines of each node, which are larger than a small model
     program.save(str(path), external_data=_bytes(graph) > _ONE_FILE)
 
 
@@ -143,7 +144,7 @@ def _bytes(graph: nn.Module) -> int:
 
 
 def _dynamic(name: str, tensor: Tensor) -> dict[int, Any]:
-    """Which dimensions may change: the rows, and the length of a text."""
+    """The dimensions that may change: the rows, and the length of a text."""
     free: dict[int, Any] = {0: torch.export.Dim("rows")}
     if tensor.ndim == 2 and not tensor.is_floating_point():
         free[1] = torch.export.Dim("length")
@@ -180,7 +181,7 @@ def _largest_difference(graph: _Graph, path: Path, batches: Sequence[Mapping[str
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter's progress and advice are not for the user; what goes wrong is said in one sentence."""
+    """Hide the exporter's progress messages and warnings; errors are raised as one sentence."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -17,11 +17,6 @@ from platon.engine.topology import is_conv1d
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def is_sparsified(model: nn.Module) -> bool:
-    """Whether a model has sparse layers."""
-    return any(isinstance(module, SparseLinear | CsrLinear) for module in model.modules())
-
-
 def describe(model: nn.Module) -> tuple[dict[str, dict[str, Any]], dict[str, Tensor]]:
     """The sizes, panel width and activation of each sparse layer, and the arrays of all of them by name."""
     layers: dict[str, dict[str, Any]] = {}

@@ -1,7 +1,10 @@
 """Measures models beside each other: latency, throughput, size on disk, peak memory, and the task's metric.
 
-Everything is measured, on the CPU, and nothing worked out. The models take turns, so that what else the machine does
-meets all of them; the first in the list is what the others are compared with.
+Everything is measured on the CPU; nothing is estimated. The models take turns, so that other load on the machine
+affects all of them alike. The first one is the reference that the others are compared with.
+
+An engine here is an inference engine, as `platon speed --engine` names them: eager PyTorch, its compiler, ONNX Runtime,
+or eager PyTorch with sparse layers.
 """
 
 from __future__ import annotations
@@ -32,24 +35,24 @@ from platon.deploy.sparse import sparsify
 FORMAT = 1
 Batch = Mapping[str, Tensor]
 Call = Callable[[Batch], Any]
-Engine = Callable[[Callable[[], nn.Module], Batch, Path], Call]
+InferenceEngine = Callable[[Callable[[], nn.Module], Batch, Path], Call]
 
 
 def eager(open_model: Callable[[], nn.Module], batch: Batch, place: Path) -> Call:
-    """PyTorch, operation by operation."""
+    """PyTorch without compilation."""
     model = open_model()
     return lambda batch: model(**batch)
 
 
 def compiled(open_model: Callable[[], nn.Module], batch: Batch, place: Path) -> Call:
-    """PyTorch's compiler, once for every shape."""
-    torch.compiler.reset()  # it gives up, in silence, after a few versions of one function
+    """`torch.compile`, once for every shape."""
+    torch.compiler.reset()  # otherwise it stops compiling, without a message, after a few shapes of one function
     model = torch.compile(open_model(), dynamic=False)
     return lambda batch: model(**batch)
 
 
 def onnx_runtime(open_model: Callable[[], nn.Module], batch: Batch, place: Path) -> Call:
-    """ONNX Runtime, from a file that is exported, and checked, when it is not there yet."""
+    """ONNX Runtime, on a file in `place` that is exported and checked if it is not there yet."""
     path = place / "model.onnx"
     if not path.exists():
         onnx.export(open_model(), path, [batch])
@@ -57,20 +60,20 @@ def onnx_runtime(open_model: Callable[[], nn.Module], batch: Batch, place: Path)
 
 
 def sparse(open_model: Callable[[], nn.Module], batch: Batch, place: Path) -> Call:
-    """PyTorch with linear layers that pass over zeros, where that is faster here; a dense model stays what it is."""
+    """PyTorch with linear layers that skip zeros, where that is faster on this machine."""
     tokens = next(iter(batch.values()))
     model = sparsify(open_model(), tokens=max(1, tokens.shape[0] * (tokens.shape[1] if tokens.dim() == 2 else 1)))
     return lambda batch: model(**batch)
 
 
-#: what a user types -> how a model becomes something that can be called with a batch. An engine gets a function that
-#: opens the model, a batch of at least two rows to prepare itself with, and a folder for files of its own.
-ENGINES: dict[str, Engine] = {"eager": eager, "compile": compiled, "onnx": onnx_runtime, "sparse": sparse}
+#: By the name that a user types. An engine gets a function that opens the model, a batch of at least two rows to trace
+#: or compile with, and a folder for its files; it returns a function that runs a batch.
+ENGINES: dict[str, InferenceEngine] = {"eager": eager, "compile": compiled, "onnx": onnx_runtime, "sparse": sparse}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is measured: engines, batch sizes, lengths (texts alone), and how often."""
+    """What is measured: engines, rows in a batch, tokens in a row (for texts), and how often."""
 
     engines: tuple[str, ...] = ("eager",)
     rows: tuple[int, ...] = (1, 8)
@@ -79,7 +82,7 @@ class Setting:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be measured."""
+        """Refuse values that cannot be measured."""
         for name in self.engines:
             if name not in ENGINES:
                 raise ValueError(f"no engine is called {name!r}; there are {', '.join(ENGINES)}")
@@ -105,7 +108,7 @@ def measure(
         batch: real inputs, of which batches of all sizes are made: rows and tokens are repeated or left out.
         setting: what to measure.
         metric: measures a model on its task.
-        tell: is told what happens.
+        tell: is called with a line of text after each measurement.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(setting.threads or before)
@@ -113,7 +116,7 @@ def measure(
         models = {name: opened(folder) for name, folder in folders.items()}
         metrics = {name: None if metric is None else metric(model) for name, model in models.items()}
         for model in models.values():
-            model.cpu().eval()  # wherever it was taken to be evaluated
+            model.cpu().eval()  # the metric may have moved it
         found: dict[str, Any] = {
             "format": FORMAT,
             "machine": _machine(),
@@ -152,7 +155,7 @@ def measure(
 
 
 def opened(folder: Path) -> nn.Module:
-    """A saved model, whoever wrote it."""
+    """A model saved by `platon.save` or by `save_pretrained`, in evaluation mode."""
     if (folder / storage.MANIFEST).exists():
         return storage.load(folder)
     bars = transformers_logging.is_progress_bar_enabled()
@@ -197,10 +200,10 @@ def _timings(
     places: Mapping[str, Path],
     rounds: int,
 ) -> list[dict[str, Any]]:
-    """A line for every model, or one that says why there is none."""
+    """The times of every model, or one entry with the error of an engine that fails."""
     example = shaped(batch, max(2, rows), length)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the compiler and the exporter
+        warnings.simplefilter("ignore")  # those of the compiler and the exporter
         try:
             with torch.no_grad():
                 calls = {
@@ -208,7 +211,7 @@ def _timings(
                     for name, model in models.items()
                 }
             seconds = _take_turns(calls, shaped(batch, rows, length), rounds)
-        except Exception as error:  # an engine that gives up leaves the other engines' figures alone
+        except Exception as error:  # an engine that fails must not end the measurement of the others
             return [{"error": _sentence(error, length, next(iter(models.values())))}]
     return [{"model": name, **_numbers(times, rows)} for name, times in seconds.items()]
 
@@ -226,11 +229,13 @@ def _given(model: nn.Module) -> nn.Module:
 @torch.inference_mode()
 def _take_turns(calls: Mapping[str, Callable[[Batch], Any]], batch: Batch, rounds: int) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(2):  # compiles, allocates, fills caches
+    for _ in range(2):  # warm-up: compiles, allocates, fills caches
         for call in calls.values():
             call(batch)
     for number in range(rounds):
-        order = list(calls)[:: 1 if number % 2 == 0 else -1]  # nobody always comes after the same one
+        order = list(calls)[
+            :: 1 if number % 2 == 0 else -1
+        ]  # alternating, so that no model always runs after the same one
         for name in order:
             start = time.perf_counter()
             calls[name](batch)
@@ -239,7 +244,7 @@ def _take_turns(calls: Mapping[str, Callable[[Batch], Any]], batch: Batch, round
 
 
 def _numbers(seconds: Sequence[float], rows: int) -> dict[str, float]:
-    """Median and the middle half, in milliseconds; rows a second at the median."""
+    """Median and quartiles in milliseconds, and rows a second at the median."""
     low, middle, high = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else 3 * [seconds[0]]
     numbers = {"median_ms": 1e3 * middle, "low_ms": 1e3 * low, "high_ms": 1e3 * high, "per_second": rows / middle}
     return {name: round(value, 4) for name, value in numbers.items()}
@@ -253,7 +258,7 @@ def _sentence(error: Exception, length: int | None, model: Any) -> str:
 
 
 def _memory(engine: str, folder: Path, batch: Batch, place: Path) -> dict[str, Any]:
-    """The peak of a process that does nothing but load the model and run it once."""
+    """The peak memory of a process that only loads the model and runs it once."""
     file = place / "batch.safetensors"
     save_file(dict(batch), file)
     words = [engine, str(folder), str(file), str(place), str(torch.get_num_threads())]
