@@ -16,6 +16,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -144,8 +145,14 @@ def measure(
                     made = _timings(models, engines, batch, rows, length, places, setting.rounds)
                     found["timings"] += [{"engine": engine, "rows": rows, "length": length, **line} for line in made]
                     tell(_progress(engine, rows, length, made))
-                for name in folders:
-                    peak = _memory(engines[name], folders[name], shaped(batch, rows, length), places[name])
+                inputs = shaped(batch, rows, length)
+                with ThreadPoolExecutor() as pool:  # each waits for a process, whose peak others do not change
+                    peaks = {
+                        name: pool.submit(_memory, engines[name], folders[name], inputs, places[name])
+                        for name in folders
+                    }
+                for name, one in peaks.items():
+                    peak = one.result()
                     found["memory"].append({"engine": engine, "rows": rows, "length": length, "model": name} | peak)
                     shown = f"{peak['peak_bytes'] / 1e6:,.0f} MB" if "peak_bytes" in peak else peak["error"]
                     tell(f"{engine}, memory of the {name} model: {shown}")

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from platon import deploy
 from platon.engine.pruner import Pruner
 from platon.lab.attachment import Attachment
 from platon.lab.errors import UserError
@@ -120,13 +121,15 @@ def checked_extra(folder: Path, extra: dict[str, Any]) -> dict[str, Any]:
 def load_weights(model: Any, folder: Path) -> None:
     """Load what `save_pretrained` wrote. Not by the file's names: some models (ViT) are saved under other names.
 
+    A model that was trained from a compact folder has smaller matrices than its configuration says: platon loads it.
     What is attached to the model for the training alone, such as the projection of a teacher, stays as it is.
     """
     from platon.lab.tasks.model import quiet  # here, because it imports far more than callbacks need
 
+    compact = (folder / deploy.MANIFEST).is_file()
     with quiet():
-        found = type(model).from_pretrained(folder).state_dict()
-    model.load_state_dict({**model.state_dict(), **found})
+        saved = deploy.load(folder) if compact else type(model).from_pretrained(folder)
+    model.load_state_dict({**model.state_dict(), **saved.state_dict()})
 
 
 def complete_weights(model: Any, folder: Path) -> None:
