@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from platon.deploy.storage import load, save
     from platon.engine.distillation import Distillation
     from platon.engine.hold import Hold, hold
-    from platon.engine.learned import HardConcrete, Movement, SoftMovement
+    from platon.engine.learned import Gated, HardConcrete, Learned, Movement, SoftMovement
     from platon.engine.pruner import Pruner
     from platon.engine.schedule import Constant, Cubic, Schedule
-    from platon.engine.score import Magnitude, Platon, Ratio, Score, Sensitivity, Uncertainty
+    from platon.engine.score import Score
+    from platon.engine.smoothed import Magnitude, Platon, Ratio, Sensitivity, Uncertainty
     from platon.engine.units import Units, blocks, columns, heads, neurons, weights
     from platon.lab.callback import PruningCallback
 
@@ -27,10 +28,11 @@ _HOMES = {
     "platon.deploy.sparse": ("sparsify",),
     "platon.engine.distillation": ("Distillation",),
     "platon.engine.hold": ("Hold", "hold"),
-    "platon.engine.learned": ("HardConcrete", "Movement", "SoftMovement"),
+    "platon.engine.learned": ("Gated", "HardConcrete", "Learned", "Movement", "SoftMovement"),
     "platon.engine.pruner": ("Pruner",),
     "platon.engine.schedule": ("Constant", "Cubic", "Schedule"),
-    "platon.engine.score": ("Magnitude", "Platon", "Ratio", "Score", "Sensitivity", "Uncertainty"),
+    "platon.engine.score": ("Score",),
+    "platon.engine.smoothed": ("Magnitude", "Platon", "Ratio", "Sensitivity", "Uncertainty"),
     "platon.engine.units": ("Units", "blocks", "columns", "heads", "neurons", "weights"),
     "platon.lab.callback": ("PruningCallback",),
 }
@@ -40,8 +42,10 @@ __all__ = [
     "Constant",
     "Cubic",
     "Distillation",
+    "Gated",
     "HardConcrete",
     "Hold",
+    "Learned",
     "Magnitude",
     "Movement",
     "Platon",

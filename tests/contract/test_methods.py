@@ -23,20 +23,20 @@ from torch.utils.data import DataLoader, TensorDataset
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel
 
 import platon
-from platon.engine import kernels
+from platon.engine import compiling
 
 METHODS: dict[str, platon.Score] = {
-    "platon": platon.Platon(),
-    "platon, before": platon.Platon(timing="before"),
+    "platon": platon.Platon(window=1),
+    "platon, before": platon.Platon(timing="before", window=1),
     "platon, window": platon.Platon(window=10),
     "platon, window, before": platon.Platon(window=10, timing="before", beta1=0.7, beta2=0.95),
-    "platon, matrix": platon.Platon(scope="matrix"),
+    "platon, matrix": platon.Platon(scope="matrix", window=1),
     "magnitude": platon.Magnitude(),
     "magnitude, matrix": platon.Magnitude(scope="matrix"),
-    "platon, exponent": platon.Platon(exponent=0.5),
-    "sensitivity": platon.Sensitivity(),
+    "platon, exponent": platon.Platon(exponent=0.5, window=1),
+    "sensitivity": platon.Sensitivity(window=1),
     "uncertainty": platon.Uncertainty(window=10),
-    "ratio": platon.Ratio(),
+    "ratio": platon.Ratio(window=1),
     "movement": platon.Movement(),
     "movement, global": platon.Movement(scope="global"),
     "soft movement": platon.SoftMovement(score_learning_rate=0.1),
@@ -45,11 +45,11 @@ METHODS: dict[str, platon.Score] = {
     "l0, penalty": platon.HardConcrete(penalty=1e-3, score_init=-2.3),
 }
 ON_GROUPS = {
-    "platon on heads + neurons": platon.Platon(),
+    "platon on heads + neurons": platon.Platon(window=1),
     "platon, before on columns": platon.Platon(timing="before", window=5),
     "magnitude on blocks": platon.Magnitude(),
     "magnitude, matrix on columns": platon.Magnitude(scope="matrix"),
-    "ratio on neurons": platon.Ratio(),
+    "ratio on neurons": platon.Ratio(window=1),
     "movement on heads + neurons": platon.Movement(),
     "soft movement on heads + neurons": platon.SoftMovement(score_learning_rate=0.1),
     "l0 on heads + neurons": platon.HardConcrete(score_init=0.5),
@@ -67,7 +67,7 @@ PENALISED = {
     name: score for name, score in METHODS.items() if isinstance(score, platon.SoftMovement | platon.HardConcrete)
 }
 TOTAL = 24
-EVERY_STEP = platon.Cubic(final=0.1, total=TOTAL, warmup=3, cooldown=6)
+EVERY_STEP = platon.Cubic(final=0.1, total=TOTAL, warmup=3, cooldown=6, every=1)
 EVERY_FOURTH = platon.Cubic(final=0.1, total=TOTAL, warmup=3, cooldown=6, every=4)
 
 each_method = pytest.mark.parametrize("method", METHODS)
@@ -240,7 +240,7 @@ def test_nothing_to_prune_trains_as_without_a_pruner(method: str, scale: float, 
     if method in PENALISED and (scale == 1 or method.startswith("l0")):
         pytest.skip("a penalty knows no share that removes nothing, and random gates are never invisible")
     steps = 8
-    schedule = platon.Cubic(final=scale, total=100, warmup=steps + 1 if scale < 1 else 2)
+    schedule = platon.Cubic(final=scale, total=100, warmup=steps + 1 if scale < 1 else 2, cooldown=0, every=1)
 
     def train(pruned: bool) -> tuple[dict[str, Tensor], list[Tensor], tuple[Any, ...]]:
         torch.manual_seed(5)
@@ -337,7 +337,7 @@ def test_resumed_runs_are_bitwise_equal(bert: PreTrainedModel, tmp_path: Path) -
 @each_method
 @pytest.mark.parametrize("way", ["bf16 weights", "bf16 autocast"])
 def test_half_precision_keeps_float32_scores_and_exact_k(method: str, way: str, bert: PreTrainedModel) -> None:
-    schedule = platon.Cubic(final=0.1, total=10, warmup=2, cooldown=2)
+    schedule = platon.Cubic(final=0.1, total=10, warmup=2, cooldown=2, every=1)
     run = Run(bert.config, method, schedule)
     if way == "bf16 weights":
         run.model.bfloat16()
@@ -423,10 +423,10 @@ def test_compiled_passes_keep_exactly_k(method: str, bert: PreTrainedModel, monk
 
     The step size keeps the averages moving, so that each of the cuts falls elsewhere.
     """
-    monkeypatch.setattr(kernels, "COMPILE_FROM", 1)
-    schedule = platon.Cubic(final=0.1, total=80, cooldown=40)
+    monkeypatch.setattr(compiling, "COMPILE_FROM", 1)
+    schedule = platon.Cubic(final=0.1, total=80, cooldown=40, warmup=0, every=1)
     run = Run(bert.config, method, schedule)
-    assert run.pruner._ranking._fused
+    assert run.pruner._ranking.backend.fused
     for step in range(1, schedule.total + 1):
         run.train(step)
         keep = schedule(step)
@@ -440,10 +440,10 @@ def test_compiled_passes_resume_and_leave_the_random_states_alone(
     method: str, bert: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     start = Run(bert.config, method, EVERY_FOURTH).train(2).everything()
-    monkeypatch.setattr(kernels, "COMPILE_FROM", 1)
+    monkeypatch.setattr(compiling, "COMPILE_FROM", 1)
     states = random.getstate(), str(np.random.get_state())
     run = Run(bert.config, method, EVERY_FOURTH)
-    assert run.pruner._ranking._fused
+    assert run.pruner._ranking.backend.fused
     # The warm-up is dense, so that eager and compiled passes leave the same weights, and the same random state.
     # Hard concrete has gates from its first step on, and a compiled logarithm rounds in its own way.
     fused_start = run.train(2).everything()
@@ -458,5 +458,5 @@ def test_compiled_passes_resume_and_leave_the_random_states_alone(
 
 if __name__ == "__main__":
     if sys.argv[2:] == ["fused"]:
-        kernels.COMPILE_FROM = 1
+        compiling.COMPILE_FROM = 1
     resume(Path(sys.argv[1]))

@@ -126,7 +126,7 @@ class Training:
             self.model,
             self.optimizer,
             score=scored(method),
-            schedule=platon.Cubic(final=0.3, total=total, warmup=1, cooldown=total // 3),
+            schedule=platon.Cubic(final=0.3, total=total, warmup=1, cooldown=total // 3, every=1),
             units=chosen(plain if way == "ddp" else self.model, units),
         )
 

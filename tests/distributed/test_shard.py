@@ -16,7 +16,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import platon
-from platon.engine import kernels
+from platon.engine.bits import pack
+from platon.engine.noise import digest
 
 Make = Callable[[], nn.Module]
 
@@ -35,7 +36,7 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def pruner(model: nn.Module) -> platon.Pruner:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return platon.Pruner(model, optimizer, schedule=platon.Constant(0.5))
+    return platon.Pruner(model, optimizer, schedule=platon.Constant(0.5), score=platon.Platon(window=1))
 
 
 def refused(model: nn.Module) -> str:
@@ -117,15 +118,15 @@ def test_nonfinite_gradient_of_a_shard_is_named(make_net: Make) -> None:
 @given(st.lists(st.booleans(), min_size=1, max_size=200), st.data())
 def test_digest_adds_up_over_shards_and_tells_masks_apart(kept: list[bool], data: st.DataObject) -> None:
     mask = torch.tensor(kept)
-    whole = int(kernels.digest(kernels.pack(mask), len(kept), 5))
+    whole = int(digest(pack(mask), len(kept), 5))
     cut = data.draw(st.integers(0, len(kept)))
     parts = [(mask[:cut].clone(), 5), (mask[cut:].clone(), 5 + cut)]
-    total = sum(kernels.digest(kernels.pack(part), len(part), start) for part, start in parts)
+    total = sum(digest(pack(part), len(part), start) for part, start in parts)
     assert int(total) == whole
     flipped = mask.clone()
     place = data.draw(st.integers(0, len(kept) - 1))
     flipped[place] = ~flipped[place]
-    assert int(kernels.digest(kernels.pack(flipped), len(kept), 5)) != whole
+    assert int(digest(pack(flipped), len(kept), 5)) != whole
 
 
 def test_fingerprint_follows_the_masks(make_net: Make) -> None:

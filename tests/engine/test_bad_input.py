@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn, optim
@@ -79,10 +80,6 @@ def test_initial_below_final() -> None:
         ("total", 0, 1),
         ("total", 1e4, 1),
         ("total", True, 1),
-        ("warmup", -1, 0),
-        ("warmup", 0.1, 0),
-        ("cooldown", -5, 0),
-        ("cooldown", "5", 0),
         ("every", 0, 1),
         ("every", 2.5, 1),
     ],
@@ -92,12 +89,66 @@ def test_steps_are_whole_numbers(setting: str, value: Any, least: int) -> None:
     assert text == f"{setting} must be a whole number of at least {least}, got {value!r}"
 
 
+@pytest.mark.parametrize("setting", ["warmup", "cooldown"])
+@pytest.mark.parametrize("value", [-1, -0.1, 2.5, "5", True, float("inf"), float("nan")])
+def test_phases_are_steps_or_shares(setting: str, value: Any) -> None:
+    text = sentence(lambda: platon.Cubic(**{"final": 0.1, "total": 10, setting: value}))
+    assert text == f"{setting} must be a whole number of steps, or a share of the training below 1, got {value!r}"
+
+
+@pytest.mark.parametrize("value", ["0.5", b"0.5", True, [0.5], 0.5j, float("nan")], ids=repr)
+def test_a_schedule_gives_numbers(net: nn.Module, value: Any) -> None:
+    optimizer = sgd(net)
+    prune(net, optimizer, schedule=lambda step: value, score=platon.Magnitude())
+    net(torch.ones(2, 4)).sum().backward()
+    assert "the schedule's share at step 1 must be in (0, 1], got " in sentence(optimizer.step)
+
+
+@pytest.mark.parametrize("value", [np.float32(0.5), torch.tensor(0.5)], ids=["numpy", "torch"])
+def test_a_schedule_may_give_numbers_of_other_libraries(net: nn.Module, value: Any) -> None:
+    optimizer = sgd(net)
+    pruner = prune(net, optimizer, schedule=lambda step: value, score=platon.Magnitude())
+    net(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    assert pruner.kept() == 0.5
+
+
+def test_a_training_shorter_than_the_window(net: nn.Module) -> None:
+    text = sentence(lambda: prune(net, schedule=platon.Cubic(final=0.1, total=5)))
+    assert text == (
+        "window is 10 steps, but the schedule's training has only 5; choose a window of at most 5, or train for longer"
+    )
+
+
+def test_units_that_are_a_word(net: nn.Module) -> None:
+    text = sentence(lambda: prune(net, units="heads"), TypeError)
+    assert text == "units must come from a function such as platon.heads(model), got 'heads'"
+
+
+def test_a_matrix_without_weights() -> None:
+    model = nn.Sequential(nn.Linear(4, 0), nn.Linear(0, 4), nn.Linear(4, 2))
+    for units in (platon.columns, lambda model: platon.blocks(model, (2, 2))):
+        with pytest.warns(UserWarning, match="no transformer blocks"):
+            text = sentence(lambda units=units: units(model))
+        assert text == "'0.weight' has no weights, its shape is (0, 4); leave it out with exclude"
+
+
+def test_weights_that_become_non_contiguous(net: nn.Module) -> None:
+    optimizer = sgd(net)
+    prune(net, optimizer)
+    net(torch.ones(2, 4)).sum().backward()
+    weight = net.blocks[0].up.weight  # type: ignore[union-attr,index]
+    weight.data = weight.data.t().contiguous().t()
+    text = sentence(optimizer.step, RuntimeError)
+    assert text.startswith("parameter 'blocks.0.up.weight' is no longer contiguous in memory")
+
+
 def test_schedule_of_ones_own_that_gives_no_share(net: nn.Module) -> None:
     optimizer = sgd(net)
     prune(net, optimizer, schedule=lambda step: 80)
     net(torch.ones(2, 4)).sum().backward()
     text = sentence(optimizer.step)
-    assert text == "the schedule's share at step 1 must be in (0, 1], got 80.0; write 0.8 for 80 %"
+    assert text == "the schedule's share at step 1 must be in (0, 1], got 80; write 0.8 for 80 %"
 
 
 def test_share_for_a_schedule(net: nn.Module) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
 import platon
-from platon.engine.part import Part, Strips
+from platon.engine.slices import Index, Slice
 
 Place = tuple[str, int, int]
 Group = list[Place]
@@ -185,8 +185,8 @@ def test_groups_follow_the_equations(kind: str, method: str) -> None:
         seen["gradients"] = {name: matrix.grad.clone() for name, matrix in units.matrices.items()}
 
     optimizer.register_step_post_hook(look)  # before the pruner's
-    schedule = platon.Cubic(final=0.3, total=24, warmup=3, cooldown=6)
-    score = platon.Platon(beta1=0.8, beta2=0.6) if method == "platon" else platon.Magnitude()
+    schedule = platon.Cubic(final=0.3, total=24, warmup=3, cooldown=6, every=1)
+    score = platon.Platon(beta1=0.8, beta2=0.6, window=1) if method == "platon" else platon.Magnitude()
     pruner = platon.Pruner(model, optimizer, score=score, schedule=schedule, units=units)
     total = sum(len(group) for pool in pools for group in pool)
     assert units.count == total
@@ -261,22 +261,22 @@ def test_parts_add_up_and_spread(data: st.DataObject) -> None:
     height, width = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9))
     row_groups, column_groups = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
 
-    def strips(length: int, count: int) -> Strips:
+    def strips(length: int, count: int) -> Index:
         group = data.draw(st.lists(st.integers(-1, count - 1), min_size=length, max_size=length))
-        return Strips(torch.tensor(group), count)
+        return Index(torch.tensor(group), count)
 
     kind = data.draw(st.sampled_from(["rows", "columns", "both"]))
     rows = strips(height, row_groups) if kind != "columns" else None
     columns = strips(width, column_groups) if kind != "rows" else None
-    part = Part("m", nn.Parameter(torch.zeros(height, width)), rows, columns)
+    part = Slice("m", nn.Parameter(torch.zeros(height, width)), rows, columns)
     values = np.round(np.random.default_rng(data.draw(st.integers(0, 99))).normal(size=(height, width)), 3)
     count = (row_groups if rows else 1) * (column_groups if columns else 1)
     numbers = torch.arange(count, dtype=torch.float64) + 10
     sums, sizes, spread = np.zeros(count), np.zeros(count), np.ones((height, width))
     for r in range(height):
         for c in range(width):
-            i = 0 if rows is None else int(rows.group[r])
-            j = 0 if columns is None else int(columns.group[c])
+            i = 0 if rows is None else int(rows.unit[r])
+            j = 0 if columns is None else int(columns.unit[c])
             if i < 0 or j < 0:
                 continue
             group = i * (column_groups if columns else 1) + j
@@ -332,7 +332,9 @@ def test_a_state_of_other_units_is_refused() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def pruner(units: platon.Units) -> platon.Pruner:
-        return platon.Pruner(model, optimizer, schedule=platon.Constant(0.5), units=units)
+        return platon.Pruner(
+            model, optimizer, schedule=platon.Constant(0.5), units=units, score=platon.Platon(window=1)
+        )
 
     with pytest.raises(ValueError, match="units is 'heads' in the state and 'columns' in the pruner"):
         pruner(platon.columns(model)).load_state_dict(pruner(platon.heads(model)).state_dict())

@@ -75,7 +75,7 @@ def test_momentum_from_before_does_not_move_them(net: nn.Module) -> None:
 def test_what_a_pruner_left(net: nn.Module) -> None:
     """The usual way: prune, then train further."""
     optimizer = optim.AdamW(net.parameters(), lr=0.05)
-    pruner = platon.Pruner(net, optimizer, schedule=platon.Constant(0.2))
+    pruner = platon.Pruner(net, optimizer, schedule=platon.Constant(0.2), score=platon.Platon(window=1))
     train(net, optimizer, 3)
     pruner.detach()
     holding = platon.hold(net, optimizer)

@@ -76,7 +76,7 @@ def test_several_parameter_groups(make_net: Make) -> None:
     def pruned(groups: Callable[[nn.Module], list[Any]]) -> platon.Pruner:
         net = make_net()
         optimizer = optim.SGD(groups(net), lr=0.1)
-        pruner = platon.Pruner(net, optimizer, schedule=HALF)
+        pruner = platon.Pruner(net, optimizer, schedule=HALF, score=platon.Platon(window=1))
         train(net, optimizer, 4)
         return pruner
 
@@ -94,7 +94,7 @@ def test_several_parameter_groups(make_net: Make) -> None:
 
 def test_group_added_later(net: nn.Module) -> None:
     optimizer = optim.SGD(net.blocks.parameters(), lr=0.1)
-    pruner = platon.Pruner(net, optimizer, schedule=HALF)
+    pruner = platon.Pruner(net, optimizer, schedule=HALF, score=platon.Platon(window=1))
     optimizer.add_param_group({"params": list(net.head.parameters())})
     train(net, optimizer, 2)
     assert pruner.step_count == 2
@@ -102,7 +102,7 @@ def test_group_added_later(net: nn.Module) -> None:
 
 def test_clipped_gradient_is_the_one_that_counts(net: nn.Module) -> None:
     optimizer = optim.SGD(net.parameters(), lr=0.1)
-    pruner = platon.Pruner(net, optimizer, score=platon.Platon(beta1=0), schedule=DENSE)
+    pruner = platon.Pruner(net, optimizer, score=platon.Platon(beta1=0, window=1), schedule=DENSE)
     loss_of(net).backward()
     nn.utils.clip_grad_norm_(net.parameters(), 1e-2)
     optimizer.step()
@@ -120,7 +120,7 @@ def test_learning_rate_schedulers_do_not_notice(make_net: Make) -> None:
         fall = optim.lr_scheduler.CosineAnnealingLR(optimizer, 5)
         scheduler = optim.lr_scheduler.SequentialLR(optimizer, [warm, fall], [3])
         if pruned:  # after the scheduler, which wraps `optimizer.step`
-            platon.Pruner(net, optimizer, schedule=HALF)
+            platon.Pruner(net, optimizer, schedule=HALF, score=platon.Platon(window=1))
         found = []
         for number in range(8):
             train(net, optimizer, 1, number)
@@ -139,7 +139,7 @@ def test_closure(make_net: Make, timing: Any, as_keyword: bool) -> None:
     for closed in (False, True):
         net = make_net()
         optimizer = optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-        pruners.append(platon.Pruner(net, optimizer, score=platon.Platon(timing=timing), schedule=HALF))
+        pruners.append(platon.Pruner(net, optimizer, score=platon.Platon(timing=timing, window=1), schedule=HALF))
         if not closed:
             train(net, optimizer, 3)
             continue
@@ -163,7 +163,7 @@ def test_closure(make_net: Make, timing: Any, as_keyword: bool) -> None:
 
 def test_accumulation_advances_once(net: nn.Module) -> None:
     optimizer = optim.SGD(net.parameters(), lr=0.1)
-    pruner = platon.Pruner(net, optimizer, score=platon.Platon(beta1=0), schedule=DENSE)
+    pruner = platon.Pruner(net, optimizer, score=platon.Platon(beta1=0, window=1), schedule=DENSE)
     for number in range(3):
         (loss_of(net, number) / 3).backward()
     assert pruner.step_count == 0
@@ -176,7 +176,7 @@ def test_accumulation_advances_once(net: nn.Module) -> None:
 
 def test_parameter_without_a_gradient_keeps_its_averages(net: nn.Module) -> None:
     optimizer = optim.SGD(net.parameters(), lr=0.1)
-    pruner = platon.Pruner(net, optimizer, schedule=DENSE)
+    pruner = platon.Pruner(net, optimizer, schedule=DENSE, score=platon.Platon(window=1))
     train(net, optimizer, 2)
     before = averages(pruner)
     optimizer.zero_grad()
@@ -244,7 +244,7 @@ def test_scaled_run_has_the_averages_of_an_unscaled_one(
     for enabled in (False, True):
         net = make_net()
         optimizer = build(net.parameters())
-        pruner = platon.Pruner(net, optimizer, score=platon.Platon(timing=timing), schedule=HALF)
+        pruner = platon.Pruner(net, optimizer, score=platon.Platon(timing=timing, window=1), schedule=HALF)
         scaler = GradScaler("cpu", init_scale=2.0**12, enabled=enabled)
         for number in range(4):
             scaled_step(net, optimizer, scaler, number, clip)
@@ -260,7 +260,7 @@ def test_scaled_training_is_as_without_a_pruner(make_net: Make, build: Callable[
     def run(pruned: bool) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any], dict[str, Tensor]]:
         net = make_net()
         optimizer = build(net.parameters())
-        pruner = platon.Pruner(net, optimizer, schedule=DENSE) if pruned else None
+        pruner = platon.Pruner(net, optimizer, schedule=DENSE, score=platon.Platon(window=1)) if pruned else None
         # A scale that is no power of two, and that grows: division rounds, and has to round alike.
         scaler = GradScaler("cpu", init_scale=1000.0, growth_factor=1.7, growth_interval=2)
         for number in range(6):
@@ -283,7 +283,7 @@ def test_step_that_the_scaler_skips(make_net: Make, build: Callable[..., Any], o
     """It does not count, moves nothing, and is none of the pruner's own skipped steps."""
     net = make_net()
     optimizer = build(net.parameters())
-    pruner = platon.Pruner(net, optimizer, schedule=HALF, on_nonfinite=on_nonfinite)
+    pruner = platon.Pruner(net, optimizer, schedule=HALF, on_nonfinite=on_nonfinite, score=platon.Platon(window=1))
     scaler = GradScaler("cpu", init_scale=2.0**10)
     for number in range(2):
         scaled_step(net, optimizer, scaler, number)
@@ -310,7 +310,7 @@ def test_scale_that_a_user_sets_for_good(make_net: Make) -> None:
         optimizer = optim.AdamW(net.parameters(), lr=0.01, fused=True)
         optimizer.grad_scale, optimizer.found_inf = torch.tensor(8.0), torch.tensor(0.0)
         if pruned:
-            platon.Pruner(net, optimizer, schedule=DENSE)
+            platon.Pruner(net, optimizer, schedule=DENSE, score=platon.Platon(window=1))
         train(net, optimizer, 3)
         return weights_of(net), float(optimizer.grad_scale)
 
@@ -340,14 +340,14 @@ def test_accelerate(make_net: Make, accelerator: Callable[..., Accelerator]) -> 
     """Its wrapper calls the optimizer inside, so that is hooked; accumulation advances t once."""
     plain = make_net()
     plain_optimizer = optim.AdamW(plain.parameters(), lr=0.01)
-    plain_pruner = platon.Pruner(plain, plain_optimizer, schedule=HALF)
+    plain_pruner = platon.Pruner(plain, plain_optimizer, schedule=HALF, score=platon.Platon(window=1))
 
     tool = accelerator(gradient_accumulation_steps=2)
     net = make_net()
     inner = optim.AdamW(net.parameters(), lr=0.01)
     net, optimizer = tool.prepare(net, inner)
     assert optimizer is not inner
-    pruner = platon.Pruner(net, optimizer, schedule=HALF)
+    pruner = platon.Pruner(net, optimizer, schedule=HALF, score=platon.Platon(window=1))
     for number in range(6):
         (loss_of(plain, number) / 2).backward()
         if number % 2:
@@ -365,7 +365,7 @@ def test_accelerate(make_net: Make, accelerator: Callable[..., Accelerator]) -> 
 def test_accelerate_in_half_precision(net: nn.Module, accelerator: Callable[..., Accelerator]) -> None:
     tool = accelerator(mixed_precision="bf16")
     net, optimizer = tool.prepare(net, optim.AdamW(net.parameters(), lr=0.01))
-    pruner = platon.Pruner(net, optimizer, schedule=HALF)
+    pruner = platon.Pruner(net, optimizer, schedule=HALF, score=platon.Platon(window=1))
     for number in range(3):
         tool.backward(loss_of(net, number))
         tool.clip_grad_norm_(net.parameters(), 1.0)
@@ -401,7 +401,7 @@ def test_wrapped_model_has_the_state_of_the_plain_one(make_net: Make, wrap: Call
     pruners = []
     for net in (plain, wrapped):
         optimizer = optim.SGD(net.parameters(), lr=0.1)
-        pruners.append(platon.Pruner(net, optimizer, schedule=HALF))
+        pruners.append(platon.Pruner(net, optimizer, schedule=HALF, score=platon.Platon(window=1)))
         train(net, optimizer, 3)
     assert list(pruners[0].masks()) == list(pruners[1].masks())
     assert_same_state(pruners[0].state_dict(), pruners[1].state_dict())
@@ -448,11 +448,11 @@ def test_every_torch_optimizer_leaves_gradients_alone_or_is_refused(
     optimizer = kind(matrices, lr=0.01, **settings)
     if kind is optim.LBFGS or (kind is optim.SGD and settings.get("nesterov") and settings.get("foreach")):
         with pytest.raises(ValueError, match=f"{kind.__name__} .*; .*use|build"):
-            platon.Pruner(net, optimizer, units=units, schedule=HALF)
+            platon.Pruner(net, optimizer, units=units, schedule=HALF, score=platon.Platon(window=1))
         return
     if kind is optim.SparseAdam:
         return  # takes no dense gradient, with a pruner or without
-    pruner = platon.Pruner(net, optimizer, units=units, schedule=HALF)
+    pruner = platon.Pruner(net, optimizer, units=units, schedule=HALF, score=platon.Platon(window=1))
     for number in range(3):
         net.zero_grad()
         loss_of(net, number).backward()
@@ -472,7 +472,7 @@ def test_every_torch_optimizer_does_nothing_in_a_skipped_step(
     net = make_net()
     units = platon.weights(net)
     optimizer = kind(list(units.matrices.values()), lr=0.01, **settings)
-    score = platon.Platon(timing="before")  # takes every one of them
+    score = platon.Platon(timing="before", window=1)  # takes every one of them
     pruner = platon.Pruner(net, optimizer, score=score, units=units, schedule=HALF, on_nonfinite="skip")
     train(net, optimizer, 2)
     weights, moments, state = weights_of(net), moments_of(optimizer), state_of(pruner)
@@ -486,14 +486,14 @@ def test_every_torch_optimizer_does_nothing_in_a_skipped_step(
 
 def test_lbfgs_is_refused_by_name(net: nn.Module) -> None:
     with pytest.raises(ValueError, match=r"LBFGS takes many gradients in one step.*use AdamW or SGD"):
-        platon.Pruner(net, optim.LBFGS(net.parameters()), schedule=HALF)
+        platon.Pruner(net, optim.LBFGS(net.parameters()), schedule=HALF, score=platon.Platon(window=1))
 
 
 def test_foreach_nesterov_is_refused_by_name(make_net: Make) -> None:
     def sgd(foreach: bool, timing: Any = "after") -> platon.Pruner:
         net = make_net()
         optimizer = optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True, foreach=foreach)
-        pruner = platon.Pruner(net, optimizer, score=platon.Platon(timing=timing), schedule=HALF)
+        pruner = platon.Pruner(net, optimizer, score=platon.Platon(timing=timing, window=1), schedule=HALF)
         train(net, optimizer, 3)
         return pruner
 
@@ -540,12 +540,15 @@ def remove(parameter: nn.Parameter) -> None:
 def test_optimizer_that_overwrites_gradients_is_caught(make_net: Make, meddle: Callable[[nn.Parameter], None]) -> None:
     net = make_net()
     optimizer = Meddling(net.parameters(), meddle)
-    pruner = platon.Pruner(net, optimizer, schedule=HALF)
+    pruner = platon.Pruner(net, optimizer, schedule=HALF, score=platon.Platon(window=1))
     message = r"Meddling changed the gradient of 'blocks.0.query.weight' during its step.*use timing='before'"
     with pytest.raises(RuntimeError, match=message):
         train(net, optimizer, 1)
     pruner.detach()
-    for score in (platon.Platon(timing="before"), platon.Magnitude()):  # neither looks at gradients after the step
+    for score in (
+        platon.Platon(timing="before", window=1),
+        platon.Magnitude(),
+    ):  # neither looks at gradients after the step
         pruner = platon.Pruner(net, optimizer, score=score, schedule=HALF)
         train(net, optimizer, 2)
         assert pruner.step_count == 2
@@ -564,7 +567,7 @@ def spoil(net: nn.Module, name: str, value: float) -> None:
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_nonfinite_gradient_raises_before_anything_moves(net: nn.Module, timing: Any, name: str, value: float) -> None:
     optimizer = optim.AdamW(net.parameters(), lr=0.01)
-    pruner = platon.Pruner(net, optimizer, score=platon.Platon(timing=timing), schedule=HALF)
+    pruner = platon.Pruner(net, optimizer, score=platon.Platon(timing=timing, window=1), schedule=HALF)
     train(net, optimizer, 2)
     weights, moments, state = weights_of(net), moments_of(optimizer), state_of(pruner)
     optimizer.zero_grad()
@@ -579,7 +582,9 @@ def test_nonfinite_gradient_raises_before_anything_moves(net: nn.Module, timing:
     assert (pruner.step_count, pruner.skipped_count) == (3, 0)
 
 
-@pytest.mark.parametrize("score", [platon.Platon(), platon.Platon(timing="before"), platon.Magnitude()], ids=str)
+@pytest.mark.parametrize(
+    "score", [platon.Platon(window=1), platon.Platon(timing="before", window=1), platon.Magnitude()], ids=str
+)
 def test_skipped_step(make_net: Make, score: platon.Score) -> None:
     """As if it had not been: the run goes on as one that never saw the bad gradient."""
 
@@ -611,7 +616,7 @@ def test_skipped_step(make_net: Make, score: platon.Score) -> None:
 
 def test_skipped_step_returns_the_loss_of_its_closure(net: nn.Module) -> None:
     optimizer = optim.SGD(net.parameters(), lr=0.1)
-    pruner = platon.Pruner(net, optimizer, schedule=HALF, on_nonfinite="skip")
+    pruner = platon.Pruner(net, optimizer, schedule=HALF, on_nonfinite="skip", score=platon.Platon(window=1))
 
     def closure() -> Tensor:
         loss = loss_of(net) * torch.inf
@@ -625,7 +630,7 @@ def test_skipped_step_returns_the_loss_of_its_closure(net: nn.Module) -> None:
 def test_finite_gradient_whose_sum_is_not(net: nn.Module) -> None:
     """Adding up is how a bad one is noticed; a good one that overflows there is looked at again, and passes."""
     optimizer = optim.SGD(net.parameters(), lr=1e-30)
-    pruner = platon.Pruner(net, optimizer, schedule=DENSE)
+    pruner = platon.Pruner(net, optimizer, schedule=DENSE, score=platon.Platon(window=1))
     loss_of(net).backward()
     net.inlet.weight.grad.fill_(3e38)
     net.head.weight.grad.fill_(-3e38)
@@ -647,7 +652,7 @@ def test_sparse_gradient_elsewhere(net: nn.Module) -> None:
     """An embedding's may be sparse: finite it passes, not finite it is named."""
     model = Lookup(net)
     optimizer = optim.SGD(model.parameters(), lr=0.1)
-    pruner = platon.Pruner(model, optimizer, schedule=HALF)
+    pruner = platon.Pruner(model, optimizer, schedule=HALF, score=platon.Platon(window=1))
     train(model, optimizer, 2)
     assert pruner.step_count == 2
     optimizer.zero_grad()
@@ -660,7 +665,7 @@ def test_sparse_gradient_elsewhere(net: nn.Module) -> None:
 def test_nonfinite_gradient_outside_the_model(net: nn.Module) -> None:
     temperature = nn.Parameter(torch.ones(3))
     optimizer = optim.SGD([*net.parameters(), temperature], lr=0.1)
-    platon.Pruner(net, optimizer, schedule=HALF)
+    platon.Pruner(net, optimizer, schedule=HALF, score=platon.Platon(window=1))
     loss_of(net).backward()
     temperature.grad = torch.full((3,), torch.nan)
     with pytest.raises(RuntimeError, match=r"a parameter of shape \(3,\) that is not in the model"):
@@ -673,7 +678,7 @@ def test_nonfinite_gradient_outside_the_model(net: nn.Module) -> None:
 def test_detached_pruner_does_nothing(make_net: Make) -> None:
     net, plain = make_net(), make_net()
     optimizer, plain_optimizer = (optim.AdamW(each.parameters(), lr=0.01) for each in (net, plain))
-    pruner = platon.Pruner(net, optimizer, schedule=HALF)
+    pruner = platon.Pruner(net, optimizer, schedule=HALF, score=platon.Platon(window=1))
     pruner.detach()
     pruner.detach()  # twice is once
     train(net, optimizer, 3)
@@ -688,7 +693,7 @@ def test_detached_pruner_does_nothing(make_net: Make) -> None:
 
 def test_detached_pruner_leaves_the_weights_as_they_are(net: nn.Module) -> None:
     optimizer = optim.SGD(net.parameters(), lr=0.1)
-    pruner = platon.Pruner(net, optimizer, schedule=HALF)
+    pruner = platon.Pruner(net, optimizer, schedule=HALF, score=platon.Platon(window=1))
     train(net, optimizer, 2)
     masks = pruner.masks()
     pruner.detach()
@@ -700,7 +705,9 @@ def test_detached_pruner_leaves_the_weights_as_they_are(net: nn.Module) -> None:
 
 def test_two_pruners_share_an_optimizer(net: nn.Module) -> None:
     optimizer = optim.AdamW(net.parameters(), lr=0.01)
-    first = platon.Pruner(net, optimizer, schedule=HALF, units=platon.weights(net, include="blocks.0"))
+    first = platon.Pruner(
+        net, optimizer, schedule=HALF, units=platon.weights(net, include="blocks.0"), score=platon.Platon(window=1)
+    )
     second = platon.Pruner(
         net,
         optimizer,
@@ -723,7 +730,9 @@ class Careful(optim.SGD):
         return super().step(closure)
 
 
-@pytest.mark.parametrize("score", [platon.Platon(), platon.Platon(timing="before"), platon.Magnitude()], ids=str)
+@pytest.mark.parametrize(
+    "score", [platon.Platon(window=1), platon.Platon(timing="before", window=1), platon.Magnitude()], ids=str
+)
 def test_step_inside_a_step_counts_once(make_net: Make, score: platon.Score) -> None:
     plain, own = [], []
     for kind, run in ((optim.SGD, plain), (Careful, own)):
@@ -739,7 +748,7 @@ def test_step_that_raises_leaves_nothing_behind(make_net: Make) -> None:
     """The next one is not taken for a step inside it."""
     net = make_net()
     optimizer = Careful(net.parameters(), lr=0.1)
-    pruner = platon.Pruner(net, optimizer, schedule=HALF)
+    pruner = platon.Pruner(net, optimizer, schedule=HALF, score=platon.Platon(window=1))
     loss_of(net).backward()
     bias = net.head.bias.detach()
     good = bias.clone()
@@ -754,7 +763,7 @@ def test_step_that_raises_leaves_nothing_behind(make_net: Make) -> None:
 
 def test_repr_is_the_configuration(net: nn.Module) -> None:
     optimizer = optim.SGD(net.parameters(), lr=0.1)
-    pruner = platon.Pruner(net, optimizer, schedule=platon.Constant(0.5))
+    pruner = platon.Pruner(net, optimizer, schedule=platon.Constant(0.5), score=platon.Platon(window=1))
     train(net, optimizer, 2)
     assert repr(pruner) == (
         "Pruner(score=Platon(scope='global', beta1=0.85, beta2=0.85, window=1, timing='after', exponent=1.0), "

@@ -20,7 +20,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 import platon
-from platon.engine import kernels
+from platon.engine import noise as noises
 from platon.engine.learned import Learned
 
 BATCHES = 40
@@ -178,7 +178,7 @@ def test_movement_is_autograd_straight_through(optimizer: str, every: int) -> No
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_soft_movement_is_autograd_straight_through(optimizer: str) -> None:
-    schedule = platon.Cubic(final=0.5, total=BATCHES, warmup=4, cooldown=8)
+    schedule = platon.Cubic(final=0.5, total=BATCHES, warmup=4, cooldown=8, every=1)
     penalty, tau = 3.0, 0.45
 
     def gate(score: Tensor, index: int, step: int) -> Tensor:
@@ -197,7 +197,7 @@ def test_soft_movement_is_autograd_straight_through(optimizer: str) -> None:
 def uniform(index: int, step: int, seed: int) -> Tensor:
     """The draw of a matrix at a step, as documented: by position among all prunable weights."""
     noise = torch.empty(60)
-    kernels.draw(noise, seed, step, start=60 * index)
+    noises.draw(noise, seed, step, start=60 * index)
     return torch.sigmoid(noise.double()).view(SIZES[index][1], SIZES[index][0])
 
 
@@ -215,7 +215,7 @@ def test_hard_concrete_is_autograd_through_the_closed_form(optimizer: str) -> No
 
     oracle = Oracle(gate, push, optimizer, score_rate=0.05, score_init=0.5)
     score = platon.HardConcrete(score_learning_rate=0.05, score_init=0.5, penalty=penalty, seed=seed)
-    pruner = compare(oracle, score, platon.Cubic(final=0.5, total=BATCHES, warmup=4, cooldown=8), BATCHES)
+    pruner = compare(oracle, score, platon.Cubic(final=0.5, total=BATCHES, warmup=4, cooldown=8, every=1), BATCHES)
     state = pruner.state_dict()["tensors"]
     with pruner.deterministic():
         for name, weight in pruner.units.matrices.items():
@@ -249,7 +249,7 @@ def test_hard_concrete_gradient_is_autograds(score: float, u: float, signal: flo
 
 def drawn(count: int, seed: int = 0, step: int = 1, start: int = 0) -> Tensor:
     noise = torch.empty(count)
-    kernels.draw(noise, seed, step, start)
+    noises.draw(noise, seed, step, start)
     return noise
 
 
@@ -280,7 +280,7 @@ def trained(
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 40), nn.Tanh(), nn.Linear(40, 3))
     optimizer = AdamW(model.parameters(), lr=3e-3)
-    schedule = platon.Cubic(final=keep, total=300, warmup=20, cooldown=60)
+    schedule = platon.Cubic(final=keep, total=300, warmup=20, cooldown=60, every=1)
     pruner = platon.Pruner(
         model, optimizer, score=score, schedule=schedule, units=platon.Units({"0.weight": model[0].weight})
     )
@@ -351,7 +351,11 @@ def test_a_step_inside_deterministic_is_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     optimizer = SGD(model.parameters(), lr=0.1)
     pruner = platon.Pruner(
-        model, optimizer, schedule=platon.Constant(0.5), units=platon.Units({"0.weight": model[0].weight})
+        model,
+        optimizer,
+        schedule=platon.Constant(0.5),
+        units=platon.Units({"0.weight": model[0].weight}),
+        score=platon.Platon(window=1),
     )
     model(torch.randn(3, 4)).sum().backward()
     with pruner.deterministic(), pytest.raises(RuntimeError, match="train outside"):

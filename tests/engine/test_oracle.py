@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification
 
 import platon
-from platon.engine.score import Smoothed
+from platon.engine.smoothed import Smoothed
 
 
 def _load(name: str) -> ModuleType:
@@ -259,7 +259,7 @@ def test_ablations(method: type[Smoothed], timing: str, window: int) -> None:
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 2.0])
 def test_the_exponent_of_uncertainty(exponent: float) -> None:
-    score = platon.Platon(beta2=0.7, exponent=exponent)
+    score = platon.Platon(beta2=0.7, exponent=exponent, window=1)
     steps = run(
         train_mlp(), make_sgd, score, platon.Cubic(**PHASES), PHASES["total"], rule=lambda i, u: i * u**exponent
     )
@@ -281,7 +281,7 @@ def test_platon_where_selection_samples_and_brackets(timing: str) -> None:
     training = train_mlp((60, 300, 200, 5), batch=16)
     assert training.units.count > 1 << 16
     phases = {"final": 0.1, "total": 8, "warmup": 2, "cooldown": 2}
-    steps = run(training, make_sgd, platon.Platon(timing=timing), platon.Cubic(**phases), 8)
+    steps = run(training, make_sgd, platon.Platon(timing=timing, window=1), platon.Cubic(**phases), 8)
     compare_run(steps, phases=phases)
 
 
@@ -302,21 +302,21 @@ def test_magnitude(make_optimizer: Callable, every: int) -> None:
     compare_run(run(train_mlp(), make_optimizer, platon.Magnitude(), schedule, PHASES["total"]), every)
 
 
-@pytest.mark.parametrize("score", [platon.Platon(scope="matrix"), platon.Magnitude(scope="matrix")])
+@pytest.mark.parametrize("score", [platon.Platon(scope="matrix", window=1), platon.Magnitude(scope="matrix")])
 def test_scope_matrix_keeps_the_share_of_each_matrix(score: platon.Score) -> None:
     compare_run(run(train_mlp(), make_sgd, score, platon.Cubic(**PHASES), PHASES["total"]), scope="matrix")
 
 
 @pytest.mark.parametrize("scope", ["global", "matrix"])
 def test_at_least_one_weight_stays(scope: str) -> None:
-    for step in run(train_mlp(), make_sgd, platon.Platon(scope=scope), platon.Constant(1e-6), 5):
+    for step in run(train_mlp(), make_sgd, platon.Platon(scope=scope, window=1), platon.Constant(1e-6), 5):
         compare_mask(step, 1e-6, scope)
         assert sum(int(mask.sum()) for mask in step.pruner.masks().values()) == (1 if scope == "global" else 2)
 
 
 def test_initial_below_one_prunes_from_the_start() -> None:
     phases = {"final": 0.3, "total": 12, "warmup": 4, "cooldown": 4}
-    for step in run(train_mlp(), make_sgd, platon.Platon(), platon.Cubic(**phases, initial=0.8), 12):
+    for step in run(train_mlp(), make_sgd, platon.Platon(window=1), platon.Cubic(**phases, initial=0.8), 12):
         compare_mask(step, oracle.cubic(step.t, initial=0.8, **phases))
 
 
@@ -333,7 +333,7 @@ def test_sensitivity_is_the_first_order_change_of_the_loss() -> None:
         pruner = platon.Pruner(
             training.model,
             optimizer,
-            score=platon.Platon(beta1=0.0, timing="before"),
+            score=platon.Platon(beta1=0.0, timing="before", window=1),
             schedule=platon.Constant(1.0),
             units=training.units,
         )
@@ -386,7 +386,7 @@ def three(
     pruner = platon.Pruner(
         model,
         optimizer,
-        score=platon.Platon(beta1=0.5, beta2=0.5, timing=timing),
+        score=platon.Platon(beta1=0.5, beta2=0.5, timing=timing, window=1),
         schedule=platon.Constant(2 / 3),
         units=platon.Units({"weight": model.weight}),
     )
@@ -441,7 +441,7 @@ def test_sensitivity_of_a_weight_at_zero(timing: str, expected: float) -> None:
     model = Three((0.0, 1.0, 2.0))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     units = platon.Units({"weight": model.weight})
-    score = platon.Platon(timing=timing)
+    score = platon.Platon(timing=timing, window=1)
     pruner = platon.Pruner(model, optimizer, score=score, schedule=platon.Constant(1.0), units=units)
     model.weight.grad = torch.full((1, 3), -3.0)
     optimizer.step()
@@ -453,7 +453,7 @@ def test_a_weight_that_comes_back_starts_from_zero(make_optimizer: Callable) -> 
     """Its value is what the optimizer made of 0 in this one step, and nothing that it was before."""
     returned = 0
     masks: dict[str, Tensor] = {}
-    for step in run(train_mlp(), make_optimizer, platon.Platon(beta1=0.3), platon.Constant(0.5), 60):
+    for step in run(train_mlp(), make_optimizer, platon.Platon(beta1=0.3, window=1), platon.Constant(0.5), 60):
         for name, mask in step.pruner.masks().items():
             if name in masks:
                 back = mask & ~masks[name]
@@ -483,8 +483,8 @@ def count_returns(timing: str) -> int:
     pruner = platon.Pruner(
         student,
         optimizer,
-        score=platon.Platon(timing=timing),
-        schedule=platon.Cubic(final=0.5, total=300, warmup=20, cooldown=100),
+        score=platon.Platon(timing=timing, window=1),
+        schedule=platon.Cubic(final=0.5, total=300, warmup=20, cooldown=100, every=1),
         units=platon.Units({"weight": student.weight}),
     )
     returns = 0

@@ -51,14 +51,16 @@ def grown(pruner: platon.Pruner) -> int:
 
 
 def test_before_the_first_selection_all_is_kept(net: nn.Module) -> None:
-    pruner, optimizer = built(net, platon.Cubic(final=0.2, total=10, warmup=4))
+    pruner, optimizer = built(net, platon.Cubic(final=0.2, total=10, warmup=4, cooldown=0, every=1))
     for step in (0, 3):
         train(pruner, net, optimizer, step)
         assert (pruner.step_count, pruner.kept(), pruner.keep, pruner.cut) == (step, 1.0, 1.0, None)
         assert all(mask.all() for mask in pruner.masks().values())
 
 
-@pytest.mark.parametrize("score", [platon.Platon(), platon.Magnitude(), platon.Platon(scope="matrix")], ids=str)
+@pytest.mark.parametrize(
+    "score", [platon.Platon(window=1), platon.Magnitude(), platon.Platon(scope="matrix", window=1)], ids=str
+)
 def test_masks_are_the_pattern_of_the_weights(net: nn.Module, score: platon.Score) -> None:
     pruner, _ = built(net, platon.Constant(0.3), score, until=4)
     masks = pruner.masks()
@@ -87,7 +89,7 @@ def test_kept_is_exact(net: nn.Module, keep: float) -> None:
 
 def test_kept_with_a_count_for_each_matrix(net: nn.Module) -> None:
     """Rounding happens a matrix at a time, and `kept` tells what came out."""
-    pruner, _ = built(net, platon.Constant(0.01), platon.Platon(scope="matrix"), until=2)
+    pruner, _ = built(net, platon.Constant(0.01), platon.Platon(scope="matrix", window=1), until=2)
     counts = [int(mask.sum()) for mask in pruner.masks().values()]
     assert counts == [1] * 8, "1 % of 64 or 128 weights"
     assert pruner.kept() == 8 / 768
@@ -104,7 +106,7 @@ def test_cut_is_the_lowest_score_that_stays(net: nn.Module) -> None:
 
 
 def test_ramp_of_the_schedule(net: nn.Module) -> None:
-    schedule = platon.Cubic(final=0.1, total=12, warmup=2, cooldown=3)
+    schedule = platon.Cubic(final=0.1, total=12, warmup=2, cooldown=3, every=1)
     pruner, optimizer = built(net, schedule)
     for step in range(1, 13):
         train(pruner, net, optimizer, step)
@@ -172,7 +174,13 @@ def test_single_weight() -> None:
     """The smallest model that there is: N = 1, so k = 1."""
     layer = nn.Linear(1, 1)
     optimizer = optim.SGD(layer.parameters(), lr=0.1)
-    pruner = platon.Pruner(layer, optimizer, schedule=platon.Constant(0.1), units=platon.Units({"w": layer.weight}))
+    pruner = platon.Pruner(
+        layer,
+        optimizer,
+        schedule=platon.Constant(0.1),
+        units=platon.Units({"w": layer.weight}),
+        score=platon.Platon(window=1),
+    )
     layer(torch.ones(1, 1)).sum().backward()
     optimizer.step()
     assert (pruner.kept(), pruner.step_count) == (1.0, 1)
@@ -184,7 +192,7 @@ def test_weights_may_be_of_several_types(net: nn.Module) -> None:
     net.blocks[0].double()
     net.blocks[1].bfloat16()
     optimizer = optim.SGD(net.blocks.parameters(), lr=0.1)
-    pruner = platon.Pruner(net, optimizer, schedule=platon.Constant(0.5))
+    pruner = platon.Pruner(net, optimizer, schedule=platon.Constant(0.5), score=platon.Platon(window=1))
     for parameter in net.blocks.parameters():
         parameter.grad = torch.randn_like(parameter)
     optimizer.step()
@@ -211,7 +219,7 @@ def assert_unchanged(pruner: platon.Pruner, before: dict[str, Any]) -> None:
 
 def test_state_is_lean(net: nn.Module) -> None:
     """Two float32 and a bit a weight; one float32 more with a window."""
-    for score, floats in ((platon.Platon(), 2), (platon.Platon(window=10), 3), (platon.Magnitude(), 0)):
+    for score, floats in ((platon.Platon(window=1), 2), (platon.Platon(window=10), 3), (platon.Magnitude(), 0)):
         pruner, _ = built(net, platon.Constant(0.5), score)
         size = sum(tensor.nbytes for tensor in pruner.state_dict()["tensors"].values())
         assert size - (4 * 768 * floats + 768 // 8) <= 4 * 8, "and a number a matrix"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import platon
 
-PAPER = platon.Cubic(final=0.1, total=100, warmup=20, cooldown=30)
+PAPER = platon.Cubic(final=0.1, total=100, warmup=20, cooldown=30, every=1)
 
 
 def test_constant() -> None:
@@ -54,12 +54,12 @@ def test_every_that_does_not_divide_the_phases() -> None:
 
 
 def test_no_descent_at_all() -> None:
-    schedule = platon.Cubic(final=0.5, total=10, warmup=6, cooldown=4)
+    schedule = platon.Cubic(final=0.5, total=10, warmup=6, cooldown=4, every=1)
     assert [schedule(step) for step in range(1, 11)] == [None] * 5 + [0.5] * 5
 
 
 def test_no_phases() -> None:
-    schedule = platon.Cubic(final=0.2, total=4)
+    schedule = platon.Cubic(final=0.2, total=4, warmup=0, cooldown=0, every=1)
     assert [schedule(step) for step in (1, 2, 3, 4)] == pytest.approx(
         [0.2 + 0.8 * left**3 for left in (0.75, 0.5, 0.25, 0)]
     )
@@ -104,8 +104,8 @@ def test_keep_falls_from_initial_to_final(final: float, share: float, phases: tu
         ({"warmup": 60, "cooldown": 41}, "warmup + cooldown must not exceed total, got 60 + 41 > 100"),
         ({"total": 0}, "total must be a whole number of at least 1, got 0"),
         ({"total": 10.0}, "total must be a whole number of at least 1, got 10.0"),
-        ({"warmup": -1}, "warmup must be a whole number of at least 0, got -1"),
-        ({"cooldown": -1}, "cooldown must be a whole number of at least 0, got -1"),
+        ({"warmup": -1}, "warmup must be a whole number of steps, or a share of the training below 1, got -1"),
+        ({"cooldown": -1}, "cooldown must be a whole number of steps, or a share of the training below 1, got -1"),
         ({"every": 0}, "every must be a whole number of at least 1, got 0"),
     ],
 )
@@ -122,5 +122,18 @@ def test_bad_constant() -> None:
 
 def test_repr_is_the_configuration() -> None:
     assert repr(platon.Cubic(0.1, 100, 5)) == (
-        "Cubic(final=0.1, total=100, warmup=5, cooldown=0, every=1, initial=1.0)"
+        "Cubic(final=0.1, total=100, warmup=5, cooldown=0.3, every=10, initial=1.0)"
     )
+
+
+def test_shares_of_the_training() -> None:
+    assert platon.Cubic(0.1, 200) == platon.Cubic(0.1, 200, warmup=0.1, cooldown=0.3, every=10)
+    given, counted = platon.Cubic(0.1, 205, 0.1, 0.3, 1), platon.Cubic(0.1, 205, 20, 62, 1)
+    assert [given(step) for step in range(1, 206)] == [counted(step) for step in range(1, 206)]
+
+
+def test_progress_and_elapsed_time() -> None:
+    assert [PAPER.elapsed(step) for step in (1, 20, 45, 70, 100)] == [0, 0, 0.5, 1, 1]
+    for step in range(1, 101):
+        assert PAPER.share(step) == pytest.approx(1 - 0.9 * PAPER.progress(step))
+        assert PAPER.progress(step) == pytest.approx(1 - (1 - PAPER.elapsed(step)) ** 3)

@@ -15,7 +15,7 @@ def state_of(score: platon.Score, count: int, **tensors: Tensor) -> State:
 
 
 def value(sensitivity: list[float], uncertainty: list[float]) -> Tensor:
-    score = platon.Platon()
+    score = platon.Platon(window=1)
     state = {"sensitivity": torch.tensor(sensitivity), "uncertainty": torch.tensor(uncertainty)}
     return score.value(state, torch.zeros(len(sensitivity)))
 
@@ -48,7 +48,7 @@ def test_value_has_the_order_of_the_product() -> None:
     source = torch.Generator().manual_seed(0)
     a, b = (torch.exp(20 * torch.randn(1000, generator=source).clamp(-3, 3)) for _ in range(2))
     exact = (a.double() * b.double()).sort()
-    found = platon.Platon().value({"sensitivity": a, "uncertainty": b}, a)[exact.indices]
+    found = platon.Platon(window=1).value({"sensitivity": a, "uncertainty": b}, a)[exact.indices]
     apart = exact.values[1:] > exact.values[:-1] * (1 + 1e-6)  # closer ones may round to either side
     assert (found.diff() > 0)[apart].all()
 
@@ -56,7 +56,7 @@ def test_value_has_the_order_of_the_product() -> None:
 def test_value_is_the_log_form_with_c_of_one() -> None:
     """Its square, that is: a root changes no order."""
     sensitivity, uncertainty = torch.tensor([0.5, 2.0, 1e-6, 30.0]), torch.tensor([3.0, 1e-4, 1e-5, 7.0])
-    found = platon.Platon().value({"sensitivity": sensitivity, "uncertainty": uncertainty}, sensitivity)
+    found = platon.Platon(window=1).value({"sensitivity": sensitivity, "uncertainty": uncertainty}, sensitivity)
     expected = torch.exp(sensitivity.double().log() + 1.0 * uncertainty.double().log())
     torch.testing.assert_close(found.double().square(), expected, rtol=1e-6, atol=0)
 
@@ -103,7 +103,7 @@ def test_magnitude_is_float32() -> None:
 
 
 def test_uncertainty_uses_the_new_average() -> None:
-    score = platon.Platon(beta1=0.5, beta2=0.0)
+    score = platon.Platon(beta1=0.5, beta2=0.0, window=1)
     state = state_of(score, 1, sensitivity=torch.tensor([2.0]))
     state = score.update(state, torch.tensor([-6.0]), 0)
     assert state["sensitivity"].item() == 4.0
@@ -111,7 +111,7 @@ def test_uncertainty_uses_the_new_average() -> None:
 
 
 def test_beta_zero_forgets_at_once() -> None:
-    score = platon.Platon(beta1=0.0, beta2=0.0)
+    score = platon.Platon(beta1=0.0, beta2=0.0, window=1)
     state = score.update(state_of(score, 1, sensitivity=torch.tensor([9.0])), torch.tensor([5.0]), 0)
     assert state["sensitivity"].item() == 5.0
     assert state["uncertainty"].item() == 0.0
@@ -129,7 +129,7 @@ def test_update_leaves_its_input_alone(window: int, phase: int) -> None:
 
 
 def test_a_step_without_a_gradient_changes_nothing() -> None:
-    score = platon.Platon()
+    score = platon.Platon(window=1)
     state = score.update(state_of(score, 2), torch.tensor([1.0, 2.0]), 0)
     after = score.update(state, None, 0)
     assert all(torch.equal(state[name], after[name]) for name in state)
@@ -179,11 +179,14 @@ def test_window(signals: list[float | None], expected: tuple[float, ...]) -> Non
 
 def test_window_phases_fall_on_its_multiples() -> None:
     assert [platon.Platon(window=3).phase(step) for step in range(1, 8)] == [0, 0, 1, 0, 0, 1, 0]
-    assert [platon.Platon().phase(step) for step in range(1, 4)] == [0, 0, 0]
+    assert [platon.Platon(window=1).phase(step) for step in range(1, 4)] == [0, 0, 0]
 
 
 def test_state_is_no_larger_than_needed() -> None:
-    assert {name: t.numel() for name, t in platon.Platon().init(7, CPU).items()} == {"sensitivity": 7, "uncertainty": 7}
+    assert {name: t.numel() for name, t in platon.Platon(window=1).init(7, CPU).items()} == {
+        "sensitivity": 7,
+        "uncertainty": 7,
+    }
     assert {name: t.numel() for name, t in platon.Platon(window=2).init(7, CPU).items()} == {
         "sensitivity": 7,
         "uncertainty": 7,
@@ -217,6 +220,6 @@ def test_bad_settings(settings: dict, sentence: str) -> None:
 
 
 def test_reads() -> None:
-    assert platon.Platon().reads == "after"
-    assert platon.Platon(timing="before").reads == "before"
+    assert platon.Platon(window=1).reads == "after"
+    assert platon.Platon(timing="before", window=1).reads == "before"
     assert platon.Magnitude().reads is None

@@ -22,9 +22,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import platon
-from platon.engine.kernels import Scored, unpack
+from platon.engine.bits import unpack
 from platon.engine.score import Score
-from platon.engine.select import Cut, Ranks, find_cut, pick_pivots, sample_index
+from platon.engine.pivots import pick_pivots, sample_index
+from platon.engine.scored import ScoredWeights
+from platon.engine.select import Cut, Ranks, find_cut
 
 LEAST = float(np.float32(1e-45))  # the smallest denormal float32
 
@@ -38,20 +40,20 @@ class Given(Score):
         return state["given"]
 
 
-def shard(scores: Tensor, sizes: list[int]) -> list[Scored]:
+def shard(scores: Tensor, sizes: list[int]) -> list[ScoredWeights]:
     """One flat tensor of scores as many matrices; every weight is 1, so that what is zeroed can be seen."""
     starts = np.concatenate([[0], np.cumsum(sizes)])
     assert starts[-1] == scores.numel()
     return [
-        Scored(Given(), torch.ones(size), {"given": scores[start : start + size]}, int(start))
+        ScoredWeights(Given(), torch.ones(size), {"given": scores[start : start + size]}, int(start))
         for start, size in zip(starts, sizes, strict=False)
     ]
 
 
-def keep(shards: list[Scored], cut: Cut) -> Tensor:
+def keep(shards: list[ScoredWeights], cut: Cut) -> Tensor:
     """Who stays, by the bits; the weights must say the same."""
     bits = [torch.full((-(-matrix.size // 8),), 0xAA, dtype=torch.uint8) for matrix in shards]
-    cut.zero(shards, bits)
+    cut.apply(shards, bits)
     kept = torch.cat([unpack(packed, matrix.size) for packed, matrix in zip(bits, shards, strict=True)])
     assert torch.equal(torch.cat([matrix.weight for matrix in shards]), kept.float())
     return kept
@@ -326,7 +328,7 @@ def test_impossible_k(k: int) -> None:
 def test_nan_scores_have_no_order(n: int) -> None:
     scores = make_scores(smooth, n)
     scores[::2] = math.nan
-    with pytest.raises(ValueError, match="a score is NaN"):
+    with pytest.raises(ValueError, match="a score of .* is NaN"):
         find_cut(shard(scores, [n]), n // 2 + 1, n)
 
 
@@ -440,7 +442,7 @@ def test_selection_reads_the_device_once() -> None:
     shards = shard(scores, [2_000_000, 0, 2_999_999, 1])
     bits = [torch.zeros(-(-matrix.size // 8), dtype=torch.uint8) for matrix in shards]
     with device_reads() as reads:
-        find_cut(shards, 500_000, 5_000_000).zero(shards, bits)
+        find_cut(shards, 500_000, 5_000_000).apply(shards, bits)
     assert reads == ["tolist"]
     assert sum(int(matrix.weight.sum()) for matrix in shards) == 500_000
 
@@ -452,7 +454,7 @@ def test_a_mask_step_of_the_pruner_reads_the_device_once(timing: str) -> None:
     model = torch.nn.Linear(1000, 500, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     units = platon.Units({"weight": model.weight})
-    score = platon.Platon(timing=timing)
+    score = platon.Platon(timing=timing, window=1)
     platon.Pruner(model, optimizer, score=score, schedule=platon.Constant(0.1), units=units)
     for step in range(1, 6):
         model.weight.grad = torch.randn(500, 1000, generator=source)
@@ -478,7 +480,7 @@ SHARDED: dict[str, tuple[Kind, list[tuple[int, int, int]], list[int]]] = {
 }
 
 
-def shard_for_rank(name: str, rank: int | None) -> list[Scored]:
+def shard_for_rank(name: str, rank: int | None) -> list[ScoredWeights]:
     """One rank's rows of every matrix, or the whole matrices for `None`."""
     kind, matrices, _ = SHARDED[name]
     scores = make_scores(kind, sum(rows * columns for rows, columns, _ in matrices), 11)
@@ -486,7 +488,7 @@ def shard_for_rank(name: str, rank: int | None) -> list[Scored]:
     for rows, columns, first in matrices:
         ends = {None: (0, rows), 0: (0, first), 1: (first, rows)}[rank]
         low, high = (start + row * columns for row in ends)
-        found.append(Scored(Given(), torch.ones(high - low), {"given": scores[low:high]}, low))
+        found.append(ScoredWeights(Given(), torch.ones(high - low), {"given": scores[low:high]}, low))
         start += rows * columns
     return found
 

@@ -124,7 +124,7 @@ def test_units_of_ones_own(net: nn.Module) -> None:
     """Any parameters of the model by any name: here one that `weights` leaves out."""
     units = platon.Units({"inlet": net.inlet.weight})
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    pruner = platon.Pruner(net, optimizer, schedule=platon.Constant(0.5), units=units)
+    pruner = platon.Pruner(net, optimizer, schedule=platon.Constant(0.5), units=units, score=platon.Platon(window=1))
     net(torch.ones(2, 4)).sum().backward()
     optimizer.step()
     assert list(pruner.masks()) == ["inlet"]

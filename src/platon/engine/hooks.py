@@ -1,7 +1,8 @@
-"""The optimizer's own hooks: where pruning happens, and what can come between an optimizer and its gradients."""
+"""The optimizer's own hooks: where pruning happens, with finite and unscaled gradients in place."""
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from platon.engine.score import Timing
 from platon.engine.shard import ALONE, Ranks, local
 from platon.engine.units import plain_name
 
-# What torch wraps around the `step` of each class, and what calls the hooks.
+# The function that torch wraps around the `step` of each optimizer class, and that calls the hooks.
 _WRAPPER = next(
     (code for code in Optimizer.profile_hook_step.__code__.co_consts if isinstance(code, CodeType)),
     None,
@@ -24,67 +25,106 @@ class NotFinite(RuntimeError):  # noqa: N818  # the name says what is wrong
     """A gradient was NaN or infinite; the weights are untouched."""
 
 
-class Hooks:
-    """Calls `before` and `after` around each real step of an optimizer, with finite, unscaled gradients in place.
+@dataclass(eq=False)
+class Attachment:
+    """Something that runs around each real step of an optimizer: a pruner, or a hold on zeros.
 
-    A step that a `GradScaler` skips, or that `on_nonfinite="skip"` cancels, calls `after` not at all.
+    A step that a `GradScaler` skips, or that `on_nonfinite="skip"` cancels, does not call `before` and `after`.
 
     Args:
         model: knows the parameters' names.
-        optimizer: a torch optimizer, or a wrapper that holds one as `.optimizer` (accelerate's).
-        parameters: what the caller reads, by name.
-        reads: when the caller reads gradients, if at all.
+        parameters: what `before` and `after` read, by name.
+        reads: when gradients are read, if at all.
         on_nonfinite: "raise" or "skip"; `None`: gradients are not looked at.
-        before: called before the optimizer moves.
-        after: called after it moved.
+        before: called before the optimizer moves the weights.
+        after: called after it moved them.
         ranks: what the parameters are sharded over; a step is cancelled on all ranks or on none.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        parameters: Mapping[str, nn.Parameter],
-        *,
-        reads: Timing | None,
-        on_nonfinite: Literal["raise", "skip"] | None,
-        before: Callable[[], None],
-        after: Callable[[], None],
-        ranks: Ranks = ALONE,
-    ) -> None:
-        """Refuse what cannot work, then attach."""
-        self.optimizer = _unwrapped(optimizer)
-        _check_optimizer(self.optimizer, parameters, reads)
-        self.skipped_count = 0
-        self._model, self._parameters, self._reads, self._on_nonfinite = model, parameters, reads, on_nonfinite
-        self._call_before, self._call_after, self._ranks = before, after, ranks
+    model: nn.Module
+    parameters: Mapping[str, nn.Parameter]
+    reads: Timing | None
+    on_nonfinite: Literal["raise", "skip"] | None
+    before: Callable[[], None]
+    after: Callable[[], None]
+    ranks: Ranks = ALONE
+    skipped_count: int = 0
+    #: gradient, its version and, at the first step, its sum; by name, while the optimizer works
+    watched: dict[str, tuple[Tensor, int, Tensor | None]] = field(default_factory=dict)
+    is_first_step: bool = True
+
+    def watch(self) -> None:
+        """Remember the gradients, so that `check_gradients` sees whether the optimizer wrote to them.
+
+        Writing through `.data` does not change a tensor's version. An optimizer that does so does it at every step, so
+        the sums are compared at the first step alone.
+        """
+        if self.reads == "after":
+            self.watched = {
+                name: (p.grad, local(p.grad)._version, self._sum(p.grad) if self.is_first_step else None)
+                for name, p in self.parameters.items()
+                if p.grad is not None
+            }
+
+    def check_gradients(self, optimizer: Optimizer) -> None:
+        watched, self.watched, self.is_first_step = self.watched, {}, False
+        for name, (gradient, version, total) in watched.items():
+            same = self.parameters[name].grad is gradient and local(gradient)._version == version
+            if not same or (total is not None and bool(total != self._sum(gradient))):
+                raise RuntimeError(
+                    f"{type(optimizer).__name__} changed the gradient of {name!r} during its step, so |w g| "
+                    "cannot be measured after it; use timing='before', or another setting of the optimizer"
+                )
+
+    @staticmethod
+    def _sum(gradient: Tensor) -> Tensor:
+        return local(gradient).sum(dtype=torch.float64)
+
+
+def attach(optimizer: Optimizer, attachment: Attachment) -> "StepHooks":
+    """Run the attachment around each step of `optimizer` (or of the one in accelerate's wrapper)."""
+    optimizer = _unwrapped(optimizer)
+    _check_optimizer(optimizer, attachment.parameters, attachment.reads)
+    owners = (getattr(hook, "__self__", None) for hook in optimizer._optimizer_step_pre_hooks.values())
+    hooks = next((owner for owner in owners if isinstance(owner, StepHooks)), None) or StepHooks(optimizer)
+    hooks.attachments.append(attachment)
+    return hooks
+
+
+class StepHooks:
+    """Calls all attachments of one optimizer around its step, after one decision whether the step takes place."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.attachments: list[Attachment] = []
         self._skipping = False
         self._scale: Tensor | None = None
-        self._put_aside: list[tuple[nn.Parameter, Tensor]] = []
-        self._first = True
-        #: gradient, its version and, at the first step, its sum; by name, while the optimizer works
-        self._watched: dict[str, tuple[Tensor, int, Tensor | None]] = {}
+        self._hidden: list[tuple[nn.Parameter, Tensor]] = []  # gradients that the optimizer must not see
         self._handles = [
-            self.optimizer.register_step_pre_hook(self._before),
-            self.optimizer.register_step_post_hook(self._after),
+            optimizer.register_step_pre_hook(self._before),
+            optimizer.register_step_post_hook(self._after),
         ]
 
-    def detach(self) -> None:
-        """Leave the optimizer as it was."""
-        for handle in self._handles:
-            handle.remove()
+    def detach(self, attachment: Attachment) -> None:
+        """Without attachments the optimizer is left as it was."""
+        if attachment in self.attachments:
+            self.attachments.remove(attachment)
+        if not self.attachments:
+            for handle in self._handles:
+                handle.remove()
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         if _is_inner_step(optimizer):
             return None
         changed = _run_closure(args, kwargs)
         with torch.no_grad():
-            self._skipping = self._found_inf() or self._nonfinite()
+            self._skipping = self._found_inf() or self._cancel_nonfinite()
             if not self._skipping:
                 self._unscale()
-                self._call_before()
-                if self._reads == "after":
-                    self._watched = self._watch()
+                for attachment in self.attachments:
+                    attachment.before()
+                for attachment in self.attachments:
+                    attachment.watch()
         return changed
 
     @torch.no_grad()
@@ -92,34 +132,16 @@ class Hooks:
         if _is_inner_step(optimizer):
             return
         if self._skipping:
-            for parameter, gradient in self._put_aside:
+            for parameter, gradient in self._hidden:
                 parameter.grad = gradient
-            self._put_aside.clear()
+            self._hidden.clear()
             return
         if self._scale is not None:
             self.optimizer.grad_scale = self._scale  # type: ignore[attr-defined]  # a user may have set it for good
-        watched, self._watched = self._watched, {}
-        for name, (gradient, version, total) in watched.items():
-            same = self._parameters[name].grad is gradient and local(gradient)._version == version
-            if not same or (total is not None and bool(total != local(gradient).sum(dtype=torch.float64))):
-                raise RuntimeError(
-                    f"{type(self.optimizer).__name__} changed the gradient of {name!r} during its step, so |w g| "
-                    "cannot be measured after it; use timing='before', or another setting of the optimizer"
-                )
-        self._first = False
-        self._call_after()
-
-    def _watch(self) -> dict[str, tuple[Tensor, int, Tensor | None]]:
-        """What tells whether the optimizer writes to a gradient.
-
-        What it writes through `.data` leaves the version alone. An optimizer that does so does it always, so the sums
-        are looked at once.
-        """
-        return {
-            name: (p.grad, local(p.grad)._version, local(p.grad).sum(dtype=torch.float64) if self._first else None)
-            for name, p in self._parameters.items()
-            if p.grad is not None
-        }
+        for attachment in self.attachments:
+            attachment.check_gradients(self.optimizer)
+        for attachment in self.attachments:
+            attachment.after()
 
     def _found_inf(self) -> bool:
         """Whether a `GradScaler` has told a fused optimizer to do nothing this time."""
@@ -138,54 +160,61 @@ class Hooks:
         parameters = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
         return {parameter: parameter.grad for parameter in parameters if parameter.grad is not None}
 
-    def _nonfinite(self) -> bool:
-        """Whether the step has to be cancelled for a gradient that is not finite; or the error that names it."""
+    def _cancel_nonfinite(self) -> bool:
+        """Whether the step is cancelled because a gradient is not finite; or the error that names the gradient."""
+        watchers = [attachment for attachment in self.attachments if attachment.on_nonfinite is not None]
         gradients = self._gradients()
-        if self._on_nonfinite is None or not gradients:
+        if not watchers or not gradients:
             return False
-        # One number a gradient and one look at the device. A finite gradient may overflow its sum: then look closely.
+        ranks = next((watcher.ranks for watcher in watchers if watcher.ranks.group is not None), ALONE)
+        # One number a gradient and one read of the device. A finite gradient may overflow its sum: then look closely.
         device = next(iter(gradients.values())).device
         sums = torch.stack([local(gradient).sum(dtype=torch.float32).to(device) for gradient in gradients.values()])
-        if not bool(self._ranks.any(~sums.isfinite().all())):
+        if not bool(ranks.any(~sums.isfinite().all())):
             return False
         flags = torch.tensor([not _is_finite(local(gradient)) for gradient in gradients.values()], device=device)
-        bad = [parameter for parameter, flag in zip(gradients, self._ranks.any(flags).tolist(), strict=True) if flag]
+        bad = [parameter for parameter, flag in zip(gradients, ranks.any(flags).tolist(), strict=True) if flag]
         if not bad:
             return False
-        if self._on_nonfinite == "raise":
+        if any(watcher.on_nonfinite == "raise" for watcher in watchers):
             raise NotFinite(
-                f"the gradient of {self._name(bad[0])} is not finite ({len(bad)} of {len(gradients)} are not); "
+                f"the gradient of {_name(bad[0], watchers)} is not finite ({len(bad)} of {len(gradients)} are not); "
                 "the weights are untouched: lower the learning rate, clip the gradients, or use on_nonfinite='skip'"
             )
         # An optimizer passes over parameters without a gradient, so without any it does nothing.
-        self._put_aside = list(gradients.items())
+        self._hidden = list(gradients.items())
         for parameter in gradients:
             parameter.grad = None
-        self.skipped_count += 1
+        for watcher in watchers:
+            watcher.skipped_count += 1
         return True
 
-    def _name(self, parameter: nn.Parameter) -> str:
-        names = [repr(plain_name(name)) for name, ours in self._model.named_parameters() if ours is parameter]
-        return names[0] if names else f"a parameter of shape {tuple(parameter.shape)} that is not in the model"
 
-
-class Rates:
-    """The learning rate of an optimizer now, as a share of its peak: what the pruner's own AdamW follows."""
+class RelativeRate:
+    """The learning rate of an optimizer relative to its peak: what the scores' own AdamW follows."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        """The peak is what the scheduler says it is, and without one the rate that the optimizer was built with."""
+        """The peak is what the learning-rate scheduler says it is; without one, the rate at the start."""
         self._optimizer = optimizer
-        self._built_with = self._rate(optimizer.param_groups[0])
+        self._initial = self._rate(optimizer.param_groups[0])
 
     @staticmethod
     def _rate(group: dict[str, Any]) -> float:
         return float(group.get("lr", 1.0))  # it may be a tensor, and a user's own optimizer may have none
 
     def __call__(self) -> float:
-        """Of the first group; 1 where that has no rate to speak of."""
+        """Of the first parameter group; 1 where its peak is zero."""
         group = self._optimizer.param_groups[0]
-        peak = float(group.get("max_lr", group.get("initial_lr", self._built_with)))
+        peak = float(group.get("max_lr", group.get("initial_lr", self._initial)))
         return self._rate(group) / peak if peak > 0 else 1.0
+
+
+def _name(parameter: nn.Parameter, attachments: list[Attachment]) -> str:
+    for attachment in attachments:
+        for name, own in attachment.model.named_parameters():
+            if own is parameter:
+                return repr(plain_name(name))
+    return f"a parameter of shape {tuple(parameter.shape)} that is not in the model"
 
 
 def _is_inner_step(optimizer: Optimizer) -> bool:
@@ -237,9 +266,7 @@ def _check_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter
 
 def _overwrites_gradients(group: dict[str, Any]) -> bool:
     foreach = group.get("foreach")
-    if foreach is None and not group.get(
-        "fused"
-    ):  # torch's own default: foreach wherever an accelerator has the weights
+    if foreach is None and not group.get("fused"):  # torch's own default: foreach where an accelerator has the weights
         foreach = any(parameter.device.type != "cpu" for parameter in group["params"])
     return bool(group.get("nesterov") and foreach)
 

@@ -1,8 +1,8 @@
-"""Learned scores: trained beside the weights, by an AdamW of their own that the pruner keeps.
+"""Learned scores: trained beside the weights, by an AdamW of their own that runs inside the pruner.
 
-The forward pass uses w ⊙ z, a mask or a gate z that follows from the score S. Since the model's parameter *is* w ⊙ z,
-autograd gives G = ∂L/∂(w ⊙ z), and everything else is written down here: G · w for the score, G · z for the weight. The
-pruner keeps w aside, gives it to the optimizer for its step, and puts w ⊙ z back.
+The forward pass uses w ⊙ z, where the mask or gate z follows from the score S. The model's parameter holds w ⊙ z, so
+autograd gives G = ∂L/∂(w ⊙ z); the chain rule then gives G · w · ∂z/∂S for the score and G · z for the weight. The
+pruner keeps w aside, hands it to the optimizer for its step, and writes w ⊙ z back afterwards.
 """
 
 import math
@@ -14,42 +14,29 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from platon.engine.score import Scope, Score, State
+from platon.engine.schedule import Ramp
+from platon.engine.score import Above, Choice, Scope, Score, State, StepInfo, TopK
+from platon.engine.steering import Steering
 
-_BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8  # AdamW's, as everywhere
-
-
-@dataclass(frozen=True)
-class Moment:
-    """What a learned score may know of a step, beside its signal.
-
-    Args:
-        rate: the user's learning rate now, as a share of its peak.
-        progress: how much of the schedule's descent is over, from 0 to 1.
-        pressure: the penalty that steers towards the schedule's share.
-        share: one unit's part of the mean over all matrices of the mean over a matrix.
-    """
-
-    rate: float
-    progress: float
-    pressure: float
-    share: float
+_BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8  # AdamW's usual settings
 
 
 @dataclass(frozen=True)
 class Learned(Score):
-    """A score that gradient descent learns. Masked weights keep their value aside, and come back with it.
+    """A score that gradient descent learns. A pruned weight keeps its value aside and comes back with it.
 
     Args:
-        score_learning_rate: the peak of its AdamW; it follows the user's own schedule.
-        score_init: where every score starts.
+        score_learning_rate: the peak learning rate of the scores; it follows the user's own learning-rate schedule.
+        score_init: the value of every score at the start.
     """
 
     score_learning_rate: float = 1e-2
     score_init: float = 0.0
 
+    keeps_weights_aside: ClassVar[bool] = True
+    averages_signal: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
-        """Refuse what does not learn."""
         super().__post_init__()
         if not _is_number(self.score_learning_rate) or self.score_learning_rate <= 0:
             raise ValueError(f"score_learning_rate must be above 0, got {self.score_learning_rate!r}; 0.01 is usual")
@@ -62,7 +49,7 @@ class Learned(Score):
         return "before"
 
     def init(self, count: int, device: torch.device) -> State:
-        """S, the two moments of its AdamW, and single numbers: steps taken and this step's learning rate."""
+        """S, the two moments of its AdamW, and single numbers: steps taken and what `numbers` sets."""
         number = torch.zeros((), dtype=torch.float32, device=device)
         zeros = torch.zeros(count, dtype=torch.float32, device=device)
         start = torch.full_like(zeros, self.score_init)
@@ -71,19 +58,18 @@ class Learned(Score):
             "mean": zeros,
             "square": zeros.clone(),
             "steps": number,
-            **{name: number.clone() for name in self.numbers(Moment(0, 0, 0, 0))},
+            **{name: number.clone() for name in self.numbers(StepInfo(0), 0.0)},
         }
 
-    def numbers(self, moment: Moment) -> dict[str, float]:
-        """The single numbers of the state that this step sets."""
-        return {"rate": self.score_learning_rate * moment.rate}
+    def numbers(self, info: StepInfo, unit_share: float) -> dict[str, float]:
+        return {"rate": self.score_learning_rate * info.rate}
 
     def gradient(self, state: Mapping[str, Tensor], signal: Tensor | None) -> Tensor | None:
-        """∂L/∂S; `None` where the step says nothing. Straight through the mask by default: G · w."""
+        """∂L/∂S; `None` where the step gave no gradient. By default G · w: straight through the mask."""
         return signal
 
     def update(self, state: Mapping[str, Tensor], signal: Tensor | None, phase: int) -> State:
-        """One step of AdamW, without decay."""
+        """One step of AdamW on the scores, without weight decay."""
         gradient = self.gradient(state, signal)
         if gradient is None:
             return dict(state)
@@ -102,7 +88,6 @@ class Learned(Score):
         }
 
     def value(self, state: Mapping[str, Tensor], weight: Tensor) -> Tensor:
-        """S."""
         return state["score"]
 
 
@@ -121,9 +106,9 @@ class Penalised(Learned):
     """A learned score whose sparsity is a result: a unit stays while its score is above a fixed value.
 
     Args:
-        penalty: λ, as in the papers: of the schedule only the descent counts then. `None`: λ is steered, so that by the
-            end of the descent the schedule's share is left, and in its final phase exactly that share of the highest
-            scores stays.
+        penalty: λ, as in the papers: the schedule then only says when the penalty grows. `None`: λ is steered, so that
+            at the end of the descent about the schedule's share is left, and in the final phase exactly that share of
+            the highest scores stays.
         min_keep_per_matrix: the least share of each matrix that stays, whatever the penalty.
     """
 
@@ -131,38 +116,61 @@ class Penalised(Learned):
     min_keep_per_matrix: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse penalties that reward."""
         super().__post_init__()
         if self.penalty is not None and (not _is_number(self.penalty) or self.penalty < 0):
             raise ValueError(f"penalty must be at least 0, got {self.penalty!r}; None steers it towards the share")
         if not _is_number(self.min_keep_per_matrix) or not 0 <= self.min_keep_per_matrix <= 1:
             raise ValueError(f"min_keep_per_matrix must be in [0, 1], got {self.min_keep_per_matrix!r}")
 
-    def numbers(self, moment: Moment) -> dict[str, float]:
-        """Also λ, as one unit feels it."""
-        return {**super().numbers(moment), "penalty": moment.share * self.strength(moment)}
+    def check_schedule(self, schedule: object) -> None:
+        """The penalty grows with the descent, so the schedule must say how far the descent has come."""
+        if not isinstance(schedule, Ramp):
+            raise TypeError(
+                f"{type(self).__name__} needs a schedule that says where it stands between two masks, "
+                f"as platon.Cubic does, got {schedule!r}"
+            )
 
-    def strength(self, moment: Moment) -> float:
+    def controller(self) -> Steering | None:
+        return Steering() if self.penalty is None else None
+
+    def numbers(self, info: StepInfo, unit_share: float) -> dict[str, float]:
+        """Also the derivative of the penalty's mean by one unit's term."""
+        return {**super().numbers(info, unit_share), "penalty": unit_share * self.strength(info)}
+
+    def strength(self, info: StepInfo) -> float:
         """λ at this step."""
         if self.penalty is None:
-            return moment.pressure if moment.progress > 0 else 0.0
+            return info.penalty if info.progress > 0 else 0.0
         return self.penalty
 
+    def choose(self, info: StepInfo) -> Choice:
+        """All scores above the fixed value, at every step; with a steered penalty exactly the share at the end."""
+        if self.penalty is None and info.progress == 1:
+            return TopK(info.share if info.keep is None else info.keep, self.scope)
+        steers = self.penalty is None and info.progress > 0
+        return Above(
+            keep=info.share,
+            value=self.boundary(info.progress),
+            min_keep=self.min_keep_per_matrix,
+            watched=self._moving_boundary(info.elapsed) if steers else None,
+        )
+
     @abstractmethod
-    def opening(self, progress: float) -> float:
+    def boundary(self, progress: float) -> float:
         """The score above which a unit stays."""
 
-    def line(self, progress: float) -> float:
-        """Where scores that are to fall should be by now: on the way from the start to the opening, at an even speed.
+    def _moving_boundary(self, elapsed: float) -> float:
+        """A line that goes from the initial score to the final boundary at constant speed, as scores do at most.
 
-        Progress is cubic in time, but a score moves by its learning rate a step, and no faster.
+        A score moves by its learning rate a step. So the share of scores above this line shows early whether enough of
+        them will have fallen below the boundary when the descent ends.
         """
-        return self.score_init + (self.opening(1) - self.score_init) * (1 - math.pow(1 - progress, 1 / 3))
+        return self.score_init + (self.boundary(1) - self.score_init) * elapsed
 
 
 @dataclass(frozen=True)
 class SoftMovement(Penalised):
-    r"""Soft movement pruning (Sanh et al., 2020): what stays is above a value, and a penalty pushes scores below it.
+    r"""Soft movement pruning (Sanh et al., 2020): a penalty pushes scores below the value at which units are pruned.
 
     z = 1 where σ(S) > τ, else 0;  ∂L/∂S = G w, straight through;  loss += λ · mean σ(S)
 
@@ -174,14 +182,13 @@ class SoftMovement(Penalised):
     tau: float = 0.1
 
     def __post_init__(self) -> None:
-        """Refuse a τ that σ never takes."""
         super().__post_init__()
         if not _is_number(self.tau) or not 0 < self.tau < 1:
             raise ValueError(f"tau must be between 0 and 1, got {self.tau!r}")
 
-    def strength(self, moment: Moment) -> float:
-        """λ grows as τ does."""
-        return super().strength(moment) * (1.0 if self.penalty is None else moment.progress)
+    def strength(self, info: StepInfo) -> float:
+        """A fixed λ grows as τ does."""
+        return super().strength(info) * (1.0 if self.penalty is None else info.progress)
 
     def gradient(self, state: Mapping[str, Tensor], signal: Tensor | None) -> Tensor:
         """G w + λ σ'(S)."""
@@ -189,24 +196,34 @@ class SoftMovement(Penalised):
         push = state["penalty"] * sigmoid * (1 - sigmoid)
         return push if signal is None else signal + push
 
-    def opening(self, progress: float) -> float:
+    def boundary(self, progress: float) -> float:
         """The S at which σ(S) = τ."""
         return _logit(self.tau * progress)
 
 
 @dataclass(frozen=True)
 class Gated(Penalised):
-    """A penalised score whose units are multiplied by random gates while training.
+    """A penalised score whose weights are multiplied by random gates while training.
+
+    A subclass overrides `gate`, and adds "noise" to its state: the pruner fills it for each step with ln u - ln(1-u),
+    u uniform in (0, 1), the same numbers for the same seed, step and position.
 
     Args:
-        seed: of the draws.
+        seed: of the random numbers.
     """
 
     seed: int = 0
 
+    @property
+    def noise_seed(self) -> int:
+        return self.seed
+
     @abstractmethod
-    def gate(self, state: Mapping[str, Tensor], settled: bool) -> Tensor:
-        """z: of this step's draw, ln u - ln(1-u) in `state["noise"]`, or `settled` for evaluation."""
+    def gate(self, state: Mapping[str, Tensor], settled: bool) -> Tensor: ...
+
+    def applies_mask(self, info: StepInfo) -> bool:
+        """Only once the share is exact, in the final phase; before that the gates do the pruning."""
+        return self.penalty is None and info.step > 0 and info.progress == 1
 
 
 @dataclass(frozen=True)
@@ -215,8 +232,7 @@ class HardConcrete(Gated):
 
     s = σ((ln u - ln(1-u) + S) / β);  z = min(1, max(0, s (ζ-γ) + γ));  loss += λ · mean σ(S - β ln(-γ/ζ))
 
-    u is uniform, a new draw each step, and the same for the same seed, step and position. Evaluation takes σ(S) for s;
-    a unit is kept if that gate is open.
+    Evaluation takes σ(S) for s; a unit is kept if that gate is open.
     """
 
     score_learning_rate: float = 1e-1
@@ -227,17 +243,16 @@ class HardConcrete(Gated):
     high: ClassVar[float] = 1.1  # ζ
 
     def init(self, count: int, device: torch.device) -> State:
-        """Also the noise of this step's draw, ln u - ln(1-u)."""
         state = super().init(count, device)
         return {**state, "noise": torch.zeros_like(state["score"])}
 
-    def numbers(self, moment: Moment) -> dict[str, float]:
-        """Also the least gate of a unit that stays by rank, so that k kept units are k that are not zero."""
-        by_rank = self.penalty is None and moment.progress == 1
-        return {**super().numbers(moment), "least": 0.01 if by_rank else 0.0}
+    def numbers(self, info: StepInfo, unit_share: float) -> dict[str, float]:
+        """Also the least gate of a unit that is kept by rank, so that k kept units are k that are not zero."""
+        by_rank = self.penalty is None and info.progress == 1
+        return {**super().numbers(info, unit_share), "least": 0.01 if by_rank else 0.0}
 
     def gate(self, state: Mapping[str, Tensor], settled: bool) -> Tensor:
-        """z: of this step's draw, or `settled` for evaluation."""
+        """Z."""
         gate = self._stretched(state, settled).clamp(0, 1)
         return torch.maximum(gate, state["least"]) if settled else gate
 
@@ -258,7 +273,7 @@ class HardConcrete(Gated):
         inside = (stretched >= 0) & (stretched <= 1)
         return signal * torch.where(inside, slope, 0.0) + push
 
-    def opening(self, progress: float) -> float:
+    def boundary(self, progress: float) -> float:
         """The S at which the settled gate opens."""
         return _logit(-self.low / (self.high - self.low))
 

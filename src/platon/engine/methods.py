@@ -5,7 +5,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from platon.engine.learned import HardConcrete, Movement, SoftMovement
-from platon.engine.score import Magnitude, Platon, Ratio, Score, Sensitivity, Uncertainty
+from platon.engine.score import Score
+from platon.engine.smoothed import Magnitude, Platon, Ratio, Sensitivity, Uncertainty
 
 _PLATON = (
     "Zhang et al., PLATON: Pruning Large Transformer Models with Upper Confidence Bound of Weight Importance, 2022"

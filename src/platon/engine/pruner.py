@@ -1,26 +1,25 @@
-"""The pruner: holds the state and calls score, schedule and selection in order, from the optimizer's own hooks."""
+"""The pruner: holds the state and calls score, schedule, ranking and store in order, from the optimizer's own hooks."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from platon.engine.group_ranking import GroupRanking
-from platon.engine.hooks import Hooks, Rates
-from platon.engine.learned import Gated, Learned, Penalised
+from platon.engine import state as states
+from platon.engine.hooks import Attachment, RelativeRate, attach
 from platon.engine.matrix import locate
-from platon.engine.ranking import Ranking, WeightRanking
+from platon.engine.ranking import Ranking
 from platon.engine.schedule import Ramp, Schedule, checked_keep
-from platon.engine.score import Platon, Score, checked_choice
-from platon.engine.shard import give_back, ranks_of, same_on_all
+from platon.engine.score import Score, StepInfo, checked_choice
+from platon.engine.shard import ranks_of, reshard, same_on_all
+from platon.engine.smoothed import Platon
 from platon.engine.steering import Steering
+from platon.engine.store import Aside, InPlace
 from platon.engine.units import Units, weights
-
-FORMAT = 2
 
 
 class Pruner:
@@ -40,7 +39,8 @@ class Pruner:
         schedule: the share to keep at each step.
         units: what is pruned; every weight of the transformer blocks by default.
         on_nonfinite: what a NaN or infinite gradient does, before the optimizer moves: "raise" an error that names the
-            parameter, or "skip" the step and count it in `skipped_count`.
+            parameter, or "skip" the step and count it in `skipped_count`. Of several pruners on one optimizer, one that
+            raises decides for all.
     """
 
     def __init__(
@@ -59,45 +59,36 @@ class Pruner:
             raise TypeError(f"score must be a method such as platon.Platon(), got {score!r}")
         if not callable(schedule):
             raise TypeError(f"schedule must give a share for a step, as platon.Constant(0.1) does, got {schedule!r}")
+        if units is not None and not isinstance(units, Units):
+            raise TypeError(f"units must come from a function such as platon.heads(model), got {units!r}")
         self.score = Platon() if score is None else score
+        self.score.check_schedule(schedule)
         self.schedule = schedule
+        self._ramp = schedule if isinstance(schedule, Ramp) else None
         self.units = weights(model) if units is None else units
-        if isinstance(self.score, Penalised) and not isinstance(schedule, Ramp):
-            raise TypeError(
-                f"{type(self.score).__name__} needs a schedule that says where it stands between two masks, "
-                f"as platon.Cubic does, got {schedule!r}"
-            )
         self._model = model
         self.step_count = 0
         self.keep = 1.0  #: the share that the schedule asked for at the last mask step
-        self._steering = Steering()
         self._ranks = ranks_of(model, self.units.matrices)
         matrices = locate(model, self.units.matrices, self._ranks)
-        self._ranking: Ranking = (
-            GroupRanking(self.score, matrices, self.units.groups, self._ranks)
-            if self.units.groups
-            else WeightRanking(self.score, matrices, self._ranks)
+        self._ranking = Ranking(self.score, matrices, self.units.groups, self._ranks)
+        self._store = Aside(self._ranking) if self.score.keeps_weights_aside else InPlace()
+        self._controller = self.score.controller()
+        self._settled = False
+        self._attachment = Attachment(
+            model, self.units.matrices, self.score.reads, on_nonfinite, self._before, self._after, self._ranks
         )
-        self._deterministic = False
-        self._hooks = Hooks(
-            model,
-            optimizer,
-            self.units.matrices,
-            reads=self.score.reads,
-            on_nonfinite=on_nonfinite,
-            before=self._before,
-            after=self._after,
-            ranks=self._ranks,
-        )
-        self._rates = Rates(self._hooks.optimizer)
-        self._draw()
+        self._hooks = attach(optimizer, self._attachment)
+        self._rate = RelativeRate(self._hooks.optimizer)
+        with torch.no_grad():
+            self._show()
 
-    # --- what users read ---------------------------------------------------------------------------------------------
+    # --- what users read ----------------------------------------------------------------------------------------------
 
     @property
     def skipped_count(self) -> int:
         """Steps cancelled because a gradient was not finite."""
-        return self._hooks.skipped_count
+        return self._attachment.skipped_count
 
     @property
     def cut(self) -> float | None:
@@ -106,9 +97,8 @@ class Pruner:
 
     @property
     def penalty(self) -> float | None:
-        """What the penalty is steered to at the moment; `None` for methods whose penalty is not steered."""
-        steered = isinstance(self.score, Penalised) and self.score.penalty is None
-        return self._steering.penalty if steered else None
+        """The present value of a steered penalty; `None` for methods without one."""
+        return None if self._controller is None else self._controller.penalty
 
     def kept(self) -> float:
         """The exact share of the prunable weights that the last selection kept."""
@@ -116,22 +106,30 @@ class Pruner:
 
     def masks(self) -> dict[str, Tensor]:
         """The last selection: a bool tensor a parameter, True = kept; sharded where the parameter is."""
-        return self._ranking.masks()
+        return self._ranking.backend.masks()
 
     def fingerprint(self) -> str:
         """A short hash of the masks: the same wherever the same weights stay, on however many ranks they lie.
 
-        Where parameters are sharded, all ranks must ask together.
+        Where parameters are sharded, all ranks must call it together.
         """
         return f"{self._ranking.digest() & 0xFFFFFFFFFFFFFFFF:016x}"
 
     def check_ranks(self) -> None:
-        """Raise an error where the masks of the training's processes differ; all of them must ask together."""
+        """Raise an error if the masks of the training's processes differ; all of them must call it together."""
         if not same_on_all(int(self.fingerprint(), 16), self._ranking.matrices[0].device):
             raise RuntimeError(
                 f"the masks of the ranks differ after step {self.step_count}; "
                 "give every rank the same model, the same optimizer and gradients that are averaged over all of them"
             )
+
+    def __repr__(self) -> str:
+        return (
+            f"Pruner(score={self.score}, schedule={self.schedule}, units={self.units}, "
+            f"step {self.step_count}, kept {self.kept():.4f})"
+        )
+
+    # --- evaluation and the end ---------------------------------------------------------------------------------------
 
     @contextmanager
     def deterministic(self) -> Iterator[None]:
@@ -139,115 +137,116 @@ class Pruner:
 
         Only a method that draws random gates has others while it trains; for the rest this changes nothing.
         """
-        outermost, self._deterministic = not self._deterministic, True
-        self._gate()
+        was_settled = self._settled
+        self.settle()
         try:
             yield
         finally:
-            self._deterministic = not outermost
-            self._gate()
+            if not was_settled:
+                self.unsettle()
 
-    def __repr__(self) -> str:
-        """The configuration, and where it stands."""
-        return (
-            f"Pruner(score={self.score}, schedule={self.schedule}, units={self.units}, "
-            f"step {self.step_count}, kept {self.kept():.4f})"
-        )
+    def settle(self) -> None:
+        """Write the weights for evaluation, until `unsettle`; the optimizer must not step in between."""
+        self._write_again(settled=True)
+
+    def unsettle(self) -> None:
+        """Write the weights for training again."""
+        self._write_again(settled=False)
+
+    @torch.no_grad()
+    def _write_again(self, settled: bool) -> None:
+        if self._is_attached() and self.score.gated and settled != self._settled:
+            self._reshard()
+            self._store.take_changes()
+            self._store.show(self._info(self.step_count), settled)
+        self._settled = settled and self._is_attached()
 
     def detach(self) -> None:
-        """Stop pruning; the weights stay as they are, gates settled."""
-        self._hooks.detach()
-        if not self._deterministic:  # or someone may have given the model other weights since: the best ones, say
-            self._deterministic = True
-            self._gate()
+        """Stop pruning; the weights stay as they are, gates settled. Weights that were loaded since are left alone."""
+        if not self._is_attached():
+            return
+        if self.score.gated and not self._settled:
+            with torch.no_grad():
+                self._reshard()
+                self._store.show_last(self._info(self.step_count))
+        self._hooks.detach(self._attachment)
+        self._settled = False
 
-    # --- one optimizer step ------------------------------------------------------------------------------------------
+    def _is_attached(self) -> bool:
+        return self._attachment in self._hooks.attachments
+
+    def _reshard(self) -> None:
+        if self._ranks.group is not None:
+            reshard(self._model)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "a pruner cannot be copied or pickled, because its hooks stay with its own optimizer; "
+            "build a new pruner on the copied model and optimizer, and give it state_dict()"
+        )
+
+    # --- one optimizer step -------------------------------------------------------------------------------------------
 
     def _before(self) -> None:
         for matrix in self._ranking.matrices:
             matrix.check(self._model)
-        if self._deterministic:
+        if self._settled:
             raise RuntimeError("the optimizer steps inside deterministic(); train outside of it")
-        if isinstance(self.score, Learned):
-            self._ranking.bring_back()
-            self._ranking.tell(self._rates(), self._progress(self.step_count + 1), self._steering.penalty)
-        if self.score.reads == "before":
-            self._ranking.update(self.step_count + 1)
-        if isinstance(self.score, Learned) and self._by_mask(self.step_count):
-            self._ranking.hold("gradient")
+        info = self._info(self.step_count + 1)
+        self._store.restore()
+        self._ranking.set_numbers(info)
+        self._ranking.observe(info)
+        self._store.mask_gradients(self._info(self.step_count))
 
     def _after(self) -> None:
         self.step_count += 1
-        keep = self.schedule(self.step_count)
-        if keep is not None:
-            keep = checked_keep(float(keep), f"the schedule's share at step {self.step_count}")  # it may be the user's
-        if isinstance(self.score, Learned):
-            self._ranking.put_aside()
-        if self.score.reads == "after":
-            self._ranking.update(self.step_count, keep)
-        if isinstance(self.score, Penalised):
-            self._penalise(self.score, keep)
-        elif keep is not None:
-            self._select(keep)
-        elif isinstance(self.score, Learned):
-            self._ranking.hold("weight")
-        self._draw()
+        keep: Any = self.schedule(self.step_count)
+        if keep is not None:  # the schedule may be the user's own
+            keep = checked_keep(
+                keep.item() if isinstance(keep, Tensor) else keep, f"the schedule's share at step {self.step_count}"
+            )
+        info = self._info(self.step_count, keep)
+        self._store.stash()
+        choice = self.score.choose(info)
+        watched = self._ranking.advance(info, choice)
+        if choice is not None:
+            self.keep = choice.keep
+            if self._controller is not None and watched is not None:
+                self._controller.follow(watched, choice.keep)
+        self._show()
 
-    def _select(self, keep: float) -> None:
-        self.keep = keep
-        self._ranking.select(keep)
+    def _show(self) -> None:
+        """Write the weights that the next forward pass sees, with new random gates where the method has them."""
+        self._ranking.draw(self.step_count + 1)
+        if self.score.gated:
+            self._reshard()
+        self._store.show(self._info(self.step_count), self._settled)
 
-    # --- learned scores ----------------------------------------------------------------------------------------------
+    def _info(self, step: int, keep: float | None = None) -> StepInfo:
+        ramp = self._ramp
+        return StepInfo(
+            step=step,
+            keep=keep,
+            share=self.keep if ramp is None else ramp.share(step),
+            progress=1.0 if ramp is None else ramp.progress(step),
+            elapsed=1.0 if ramp is None else ramp.elapsed(step),
+            rate=self._rate(),
+            penalty=0.0 if self._controller is None else self._controller.penalty,
+        )
 
-    def _progress(self, step: int) -> float:
-        return self.schedule.progress(step) if isinstance(self.schedule, Ramp) else 1.0
-
-    def _penalise(self, score: Penalised, keep: float | None) -> None:
-        """Select by the fixed value; or, where a share is asked for, steer towards it and end with it exactly."""
-        assert isinstance(self.schedule, Ramp)
-        progress, share = self._progress(self.step_count), self.schedule.share(self.step_count)
-        if score.penalty is None and progress == 1:
-            self._select(share if keep is None else keep)
-            return
-        self.keep = share
-        self._ranking.open(score.opening(progress), score.min_keep_per_matrix)
-        if score.penalty is None and progress > 0:
-            self._steering.follow(self._ranking.above(score.line(progress)), share)
-
-    def _by_mask(self, step: int) -> bool:
-        """Whether the forward pass after `step` sees the mask itself: random gates do without, until it is final."""
-        if not isinstance(self.score, Gated):
-            return True
-        return self.score.penalty is None and step > 0 and self._progress(step) == 1
-
-    def _draw(self) -> None:
-        """New gates for the next forward pass."""
-        if isinstance(self.score, Gated):
-            self._ranking.draw(self.step_count + 1)
-            self._gate()
-
-    @torch.no_grad()
-    def _gate(self) -> None:
-        if isinstance(self.score, Gated):
-            if self._ranks.group is not None:
-                give_back(self._model)
-            self._ranking.gate(settled=self._deterministic)
-            if self._deterministic or self._by_mask(self.step_count):
-                self._ranking.hold("weight")
-
-    # --- checkpoints -------------------------------------------------------------------------------------------------
+    # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def state_dict(self, whole: bool = False) -> dict[str, Any]:
         """All state: plain numbers and words, and under "tensors" what safetensors can hold.
 
         Args:
             whole: tensors in the shape of their parameter, and masks as bools: what `torch.distributed.checkpoint`
-                cuts anew for another number of ranks. Sharded parameters have no other form. Otherwise nothing is
+                can shard for another number of ranks. Sharded parameters have no other form. Otherwise nothing is
                 copied, and masks are bits.
         """
-        whole = whole or self._ranks.group is not None
+        tensors = states.full_tensors if whole or self._ranks.group is not None else states.local_tensors
         return {
-            "format": FORMAT,
+            "format": states.FORMAT,
             "method": type(self.score).__name__,
             "settings": dataclasses.asdict(self.score),
             "units": self.units.name,
@@ -256,57 +255,27 @@ class Pruner:
             "skipped_count": self.skipped_count,
             "keep": self.keep,
             "kept_count": self._ranking.kept_count,
-            "steering": dataclasses.asdict(self._steering),
+            "steering": dataclasses.asdict(self._controller or Steering()),
             "cut": self.cut,
-            "tensors": self._ranking.whole_tensors() if whole else self._ranking.tensors(),
+            "tensors": tensors(self._ranking, self._store),
         }
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` was taken, on however many ranks that was.
 
-        A state of another model or method is refused, and nothing changes then.
+        Load the model's weights first. A state that does not fit, or is damaged, is refused, and nothing changes then.
         """
-        mine = {**self.state_dict(), "tensors": self._ranking.tensors()}
-        if isinstance(state.get("tensors"), Mapping):
-            state = {**state, "tensors": self._ranking.own_tensors(state["tensors"])}
-        difference = _first_difference(mine, state)
-        if difference:
-            raise ValueError(f"this state does not fit the pruner: {difference}")
+        ranking = self._ranking
+        mine = {**self.state_dict(), "tensors": states.local_tensors(ranking, self._store)}
+        state, numbers = states.checked(state, mine, ranking)
         for name, tensor in mine["tensors"].items():
             tensor.copy_(state["tensors"][name])
-        self.step_count = int(state["step_count"])
-        self._hooks.skipped_count = int(state["skipped_count"])
-        self.keep, self._steering = float(state["keep"]), Steering(**state["steering"])
-        ranking, cut = self._ranking, state["cut"]
-        ranking.kept_count = int(state["kept_count"])
-        ranking.cut = None if cut is None else torch.tensor(cut, dtype=torch.float32, device=ranking.matrices[0].device)
-        if isinstance(self.score, Learned):
-            ranking.bring_back()
-            ranking.hold("weight")
-            self._gate()
-
-
-def _first_difference(mine: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
-    """What first tells two states apart for good, in words."""
-    if other.get("format", FORMAT) != FORMAT:
-        return f"its format is {other['format']}, this version of platon reads {FORMAT}"
-    missing = next((key for key in mine if key not in other), None)
-    if missing:
-        return f"it has no {missing!r}, so it is not a whole pruner state"
-    for key in ("method", "units"):
-        if other[key] != mine[key]:
-            return f"{key} is {other[key]!r} in the state and {mine[key]!r} in the pruner"
-    for key, what in (("settings", "setting"), ("shapes", "parameter")):
-        ours, theirs = mine[key], other[key]
-        for name in [*ours, *(name for name in theirs if name not in ours)]:
-            if name not in theirs or name not in ours:
-                return f"{what} {name!r} is only in the {'pruner' if name in ours else 'state'}"
-            if ours[name] != theirs[name]:
-                return f"{what} {name!r} is {theirs[name]!r} in the state and {ours[name]!r} in the pruner"
-    for name, tensor in mine["tensors"].items():
-        given = other["tensors"].get(name)
-        if not isinstance(given, Tensor) or given.shape != tensor.shape or given.dtype != tensor.dtype:
-            found = f"{given.dtype} {tuple(given.shape)}" if isinstance(given, Tensor) else "missing"
-            return f"tensor {name!r} is {found} in the state and {tensor.dtype} {tuple(tensor.shape)} in the pruner"
-    return None
+        self.step_count, self._attachment.skipped_count = numbers.step_count, numbers.skipped_count
+        self.keep, ranking.kept_count = numbers.keep, numbers.kept_count
+        home = ranking.matrices[0].device
+        ranking.cut = None if numbers.cut is None else torch.tensor(numbers.cut, dtype=torch.float32, device=home)
+        if self._controller is not None:
+            self._controller = numbers.steering
+        self._reshard()
+        self._store.reload(self._info(self.step_count), self._settled)

@@ -1,7 +1,14 @@
 """Schedules: what share of the weights to keep at each step."""
 
+import math
+import numbers
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
+
+# The defaults of every way to prune: `Cubic`, `PruningCallback` and the command line. `every` is what the authors' code
+# does: between two masks zeroed weights grow freely and can come back. The shares are within the range of the paper's
+# appendix, for trainings of any length.
+EVERY, WARMUP, COOLDOWN = 10, 0.1, 0.3
 
 
 class Schedule(Protocol):
@@ -12,24 +19,32 @@ class Schedule(Protocol):
 
 @runtime_checkable
 class Ramp(Schedule, Protocol):
-    """A schedule that also says where it stands between two masks: what a penalty needs that grows with it."""
+    """A schedule that also answers between two masks: what a penalty needs that grows with the descent."""
 
     def share(self, step: int) -> float:
-        """The share on the curve, whether or not a mask falls on this step."""
+        """The share on the curve, whether or not a mask is due at this step."""
         ...
 
     def progress(self, step: int) -> float:
-        """0 before the descent, 1 from its end on."""
+        """How far the share has come down: 0 before the descent, 1 from its end on."""
+        ...
+
+    def elapsed(self, step: int) -> float:
+        """How much of the descent's time has passed: 0 before it, 1 from its end on."""
         ...
 
 
-def checked_keep(keep: float, name: str = "keep") -> float:
-    """`keep`, if it is a share; otherwise the sentence that says what to write."""
-    if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep <= 1:
-        percent = isinstance(keep, int | float) and not isinstance(keep, bool) and 1 < keep <= 100
-        hint = f"write {keep / 100:g} for {keep:g} %" if percent else "give the share of weights that stays"
-        raise ValueError(f"{name} must be in (0, 1], got {keep}; {hint}")
-    return float(keep)
+def checked_keep(keep: object, name: str = "keep") -> float:
+    """`keep` as a float, if it is a share in (0, 1]; otherwise an error that says what to write."""
+    is_number = isinstance(keep, numbers.Real) and not isinstance(keep, bool)
+    value = float(keep) if isinstance(keep, numbers.Real) else math.nan
+    if not is_number or not 0 < value <= 1:
+        hint = f"write {value / 100:g} for {value:g} %" if is_number and 1 < value <= 100 else None
+        raise ValueError(
+            f"{name} must be in (0, 1], got {keep}; "
+            f"{hint or 'give the share of weights that stays'}"
+        )
+    return value
 
 
 def checked_count(value: int, name: str, least: int = 0) -> int:
@@ -46,19 +61,19 @@ class Constant:
     keep: float
 
     def __post_init__(self) -> None:
-        """Refuse what is not a share."""
         checked_keep(self.keep)
 
     def __call__(self, step: int) -> float | None:
-        """The share to keep after `step`."""
         return self.keep
 
     def share(self, step: int) -> float:
-        """The same."""
         return self.keep
 
     def progress(self, step: int) -> float:
         """1: there is no descent."""
+        return 1.0
+
+    def elapsed(self, step: int) -> float:
         return 1.0
 
 
@@ -68,27 +83,27 @@ class Cubic:
 
     r(t) = r_T + (r_0 - r_T) (1 - (t - t_i) / (T - t_i - t_f))³   for t_i ≤ t < T - t_f
 
-    The fraction is the continuous one: the paper's appendix prints t - t_i - t_f above the line, with which r jumps
+    The fraction is the continuous one: the paper's appendix prints t - t_i - t_f as its numerator, with which r jumps
     at both ends.
 
     Args:
         final: r_T, the share kept at the end.
         total: T, the optimizer steps of the whole training.
-        warmup: t_i, steps before the descent starts.
-        cooldown: t_f, steps of training at the final share, with a mask at each of them.
+        warmup: t_i, steps before the descent starts; below 1: a share of the training.
+        cooldown: t_f, steps of training at the final share, with a mask at each of them; below 1: a share of the
+            training.
         every: during the descent, masks fall on the multiples of this.
         initial: r_0, the share kept before the descent.
     """
 
     final: float
     total: int
-    warmup: int = 0
-    cooldown: int = 0
-    every: int = 1
+    warmup: float = WARMUP
+    cooldown: float = COOLDOWN
+    every: int = EVERY
     initial: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse shares that are none, and phases that do not fit into the training."""
         checked_keep(self.final, "final")
         checked_keep(self.initial, "initial")
         if self.initial < self.final:
@@ -96,34 +111,46 @@ class Cubic:
                 f"initial must not be below final ({self.final}), got {self.initial}; pruning only removes"
             )
         checked_count(self.total, "total", least=1)
-        checked_count(self.warmup, "warmup")
-        checked_count(self.cooldown, "cooldown")
         checked_count(self.every, "every", least=1)
-        if self.warmup + self.cooldown > self.total:
+        if self.start > self.end:
             raise ValueError(
-                f"warmup + cooldown must not exceed total, got {self.warmup} + {self.cooldown} > {self.total}; "
+                f"warmup + cooldown must not exceed total, got {self.start} + {self.total - self.end} > {self.total}; "
                 "shorten one of them or train for longer"
             )
 
+    @property
+    def start(self) -> int:
+        """t_i: the step at which the descent starts."""
+        return steps_of(self.warmup, self.total, "warmup")
+
+    @property
+    def end(self) -> int:
+        """T - t_f: the first step of the final phase."""
+        return self.total - steps_of(self.cooldown, self.total, "cooldown")
+
     def __call__(self, step: int) -> float | None:
-        """The share to keep after `step`, or `None` where no mask falls."""
-        if step >= self.total - self.cooldown:
+        if step >= self.end:
             return self.final
-        if step % self.every or (step < self.warmup and self.initial == 1):
+        if step % self.every or (step < self.start and self.initial == 1):
             return None
         return self.share(step)
 
     def share(self, step: int) -> float:
-        """The share on the curve, whether or not a mask falls."""
-        return self.final + (self.initial - self.final) * self._left(step) ** 3
+        return self.final + (self.initial - self.final) * (1 - self.elapsed(step)) ** 3
 
     def progress(self, step: int) -> float:
-        """0 before the descent, 1 from its end on, and cubic between them as the share is."""
-        return 1 - self._left(step) ** 3
+        """Cubic in time, as the share is."""
+        return 1 - (1 - self.elapsed(step)) ** 3
 
-    def _left(self, step: int) -> float:
-        if step >= self.total - self.cooldown:
-            return 0.0
-        if step < self.warmup:
+    def elapsed(self, step: int) -> float:
+        if step >= self.end:
             return 1.0
-        return 1 - (step - self.warmup) / (self.total - self.warmup - self.cooldown)
+        return max(step - self.start, 0) / (self.end - self.start)
+
+
+def steps_of(value: float, total: int, name: str) -> int:
+    """A number of steps; a value below 1 is a share of `total`."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < math.inf or (value >= 1 and value != round(value)):
+        raise ValueError(f"{name} must be a whole number of steps, or a share of the training below 1, got {value!r}")
+    return round(value * total) if value < 1 else int(value)

@@ -1,8 +1,9 @@
-"""Several processes: the ranks that numbers are added up over, and this rank's rows of a sharded parameter.
+"""Several processes: sums over ranks, and this rank's rows of a sharded parameter.
 
 `fully_shard` cuts a parameter by its first dimension and gives each rank some rows, perhaps none. So a rank's weights
-are one run of the parameter's flat positions, and what the engine does with a whole matrix it does with that run: state
-lies with it, ties are told apart by global positions, and only counts, a sample and candidates go between ranks.
+are a contiguous range of the parameter's flat positions, and the engine treats that range as it treats a whole matrix:
+the state covers the same range, ties are decided by global positions, and only counts, a sample and candidates for the
+cut are exchanged between ranks.
 """
 
 import sys
@@ -15,24 +16,23 @@ from torch import Tensor, nn
 
 
 class Ranks:
-    """Where the scores lie: in this process alone, or sharded over the processes of a group."""
+    """The processes that parameters are sharded over: a process group, or this process alone."""
 
     def __init__(self, group: "dist.ProcessGroup | None" = None) -> None:
-        """A group, or `None` for this process alone."""
         self.group = group
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Added up over the ranks."""
+        """The sum over the ranks, in place."""
         if self.group is not None:
             dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def any(self, flags: Tensor) -> Tensor:
-        """Which flags any rank has set."""
+        """The flags that are set on at least one rank."""
         return flags if self.group is None else self.sum(flags.int()) > 0
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """The ranks' one-dimensional tensors, of any lengths, one after the other."""
+        """The one-dimensional tensors of all ranks, of any lengths, concatenated."""
         if self.group is None:
             return tensor
         sizes = torch.zeros(dist.get_world_size(self.group), dtype=torch.int64, device=tensor.device)
@@ -48,7 +48,7 @@ ALONE = Ranks()
 
 
 def same_on_all(number: int, device: torch.device) -> bool:
-    """Whether all processes of this training have this 64-bit number; true for a process by itself."""
+    """Whether all processes of this training have the same 64-bit number; true for a single process."""
     if not dist.is_available() or not dist.is_initialized():
         return True
     halves = torch.tensor([number >> 32, number & 0xFFFFFFFF], dtype=torch.int64, device=device)
@@ -58,12 +58,12 @@ def same_on_all(number: int, device: torch.device) -> bool:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether it is a DTensor; told by looks, since importing its class takes a second that few need."""
+    """Whether it is a DTensor; by an attribute, because importing the class takes a second."""
     return hasattr(tensor, "device_mesh")
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank has of a tensor, without gradients; a view."""
+    """This rank's part of a tensor, without gradients; a view."""
     tensor = tensor.detach()
     return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
@@ -82,7 +82,7 @@ def rows_of(parameter: Tensor) -> tuple[int, int]:
 
 
 def laid_out_as(parameter: Tensor, mine: Tensor) -> Tensor:
-    """This rank's numbers for a parameter as one tensor of its shape, sharded where it is; a view."""
+    """This rank's numbers for a parameter as a tensor of the parameter's shape, sharded where it is; a view."""
     mine = mine.view(local(parameter).shape)
     if not is_sharded(parameter):
         return mine
@@ -99,10 +99,10 @@ def laid_out_as(parameter: Tensor, mine: Tensor) -> Tensor:
     )
 
 
-def own_part(parameter: Tensor, given: Tensor) -> Tensor:
-    """Of numbers for a whole parameter, in its shape or flat or sharded as it is, those of this rank; flat.
+def own_rows(parameter: Tensor, given: Tensor) -> Tensor:
+    """This rank's part of numbers for a whole parameter, which come in its shape, flat, or sharded as it is; flat.
 
-    What has another size comes back as it is, for the caller to refuse.
+    A tensor of another size is returned unchanged, for the caller to refuse.
     """
     if is_sharded(given):
         return local(given).reshape(-1) if given.shape == parameter.shape else given
@@ -114,7 +114,7 @@ def own_part(parameter: Tensor, given: Tensor) -> Tensor:
 
 
 def ranks_of(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Ranks:
-    """The ranks that the parameters are sharded over; other ways to shard than the one above are refused."""
+    """The ranks that the parameters are sharded over; other ways to shard than by rows are refused."""
     _refuse_other_ways(model, parameters)
     sharded: dict[str, Any] = {name: p for name, p in parameters.items() if is_sharded(p)}
     if not sharded:
@@ -156,8 +156,8 @@ def _refuse_other_ways(model: nn.Module, parameters: Mapping[str, nn.Parameter])
         )
 
 
-def give_back(model: nn.Module) -> None:
-    """Let go of the whole copies that a forward pass without a backward pass leaves: they would hide new weights."""
+def reshard(model: nn.Module) -> None:
+    """Reshard FSDP modules that an evaluation left unsharded; otherwise they keep using the old weights."""
     for module in model.modules():
         if hasattr(module, "set_reshard_after_forward"):
             module.reshard()  # type: ignore[operator]

@@ -1,21 +1,21 @@
-"""Steering: the penalty that makes sparsity follow a schedule, for methods where it is a result and not a setting."""
+"""Steering: adjusts a penalty so that sparsity follows the schedule, for methods whose sparsity is a result."""
 
 import math
 from dataclasses import dataclass
 
-# Found on small networks and on MiniLM, at 5 to 50 % kept. The penalty starts at next to nothing and never falls below
-# that, since the way back is long; it changes by a fifth of a factor e a step at most, and looks as far ahead as scores
-# need to move.
+# Found on small networks and on MiniLM, at 5 to 50 % kept. The penalty starts near zero and never falls below that,
+# because growing back takes many steps. It changes by at most a factor e^0.2 a step. The prediction looks 20 steps
+# ahead, about as long as scores need to react.
 _START, _GAIN, _AHEAD, _MEMORY = 0.01, 0.2, 20, 0.8
 
 
 @dataclass
 class Steering:
-    """What the penalty stands at, and where scores are heading.
+    """The penalty, and the trend of what it controls.
 
-    What is followed is not the share kept: scores have a long way to go before the first unit falls, and a penalty that
-    grows until then is by orders of magnitude too strong afterwards. It is the share of scores above a line which goes
-    that way at an even speed (`Penalised.line`): that answers from the first step on.
+    It does not control the share kept: scores fall for a long time before the first unit is pruned, and a penalty that
+    grew until then would be far too strong afterwards. It controls the share of scores above a boundary that moves from
+    the initial score to the final boundary (`Penalised.choose`), which reacts from the first step on.
     """
 
     penalty: float = _START
@@ -23,7 +23,7 @@ class Steering:
     slope: float = 0.0
 
     def follow(self, above: float, keep: float) -> None:
-        """Push harder while too many scores will be above the line, and less while too few."""
+        """Raise the penalty if more than `keep` of the scores will be above the moving boundary, else lower it."""
         self.slope = _MEMORY * self.slope + (1 - _MEMORY) * (above - self.above)
         self.above = above
         away = (above + _AHEAD * self.slope - keep) / max(min(keep, 1 - keep), 1e-3)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from platon.engine import family
-from platon.engine.part import Groups, Part, Strips
+from platon.engine.slices import Group, Index, Slice
 from platon.engine.topology import is_conv1d, matrices
 
 Patterns = str | Sequence[str]
@@ -17,7 +17,9 @@ Patterns = str | Sequence[str]
 
 @dataclass(frozen=True)
 class Units:
-    """What is pruned. Units of groups add up: `heads(model) + neurons(model)`.
+    """What is pruned: every weight of some matrices, or groups of units that are slices of them.
+
+    Groups can be added: `heads(model) + neurons(model)`.
 
     Args:
         matrices: the prunable matrices of a model, by name.
@@ -26,18 +28,17 @@ class Units:
     """
 
     matrices: Mapping[str, nn.Parameter]
-    groups: tuple[Groups, ...] = ()
+    groups: tuple[Group, ...] = ()
     name: str = "weights"
 
     @property
     def count(self) -> int:
         """All prunable weights."""
         if self.groups:
-            return sum(int(groups.sizes.sum()) for groups in self.groups)
+            return sum(int(group.sizes.sum()) for group in self.groups)
         return sum(matrix.numel() for matrix in self.matrices.values())
 
     def __add__(self, other: "Units") -> "Units":
-        """Both, ranked together."""
         if not isinstance(other, Units):
             return NotImplemented
         if not self.groups or not other.groups:
@@ -48,10 +49,9 @@ class Units:
         return Units({**self.matrices, **other.matrices}, self.groups + other.groups, f"{self.name} + {other.name}")
 
     def __repr__(self) -> str:
-        """How many units of how many weights in how many matrices."""
         if not self.groups:
             return f"{self.name}({self.count:,} in {len(self.matrices)} matrices)"
-        units = sum(groups.count for groups in self.groups)
+        units = sum(group.count for group in self.groups)
         return f"{self.name}({units:,} of {self.count:,} weights in {len(self.matrices)} matrices)"
 
 
@@ -91,14 +91,14 @@ def columns(model: nn.Module, include: Patterns | None = None, exclude: Patterns
         include: as for `weights`.
         exclude: as for `weights`.
     """
-    flat = weights(model, include, exclude).matrices
+    flat = _nonempty(weights(model, include, exclude))
     transposed = _transposed(model)
     groups = []
     for name, matrix in flat.items():
         side = 0 if id(matrix) in transposed else 1  # of the stored tensor, along which the inputs are
-        inputs = Strips(torch.arange(matrix.shape[side]), matrix.shape[side])
-        part = Part(name, matrix, rows=inputs) if side == 0 else Part(name, matrix, columns=inputs)
-        groups.append(Groups(name, inputs.count, (part,)))
+        inputs = Index(torch.arange(matrix.shape[side]), matrix.shape[side])
+        part = Slice(name, matrix, rows=inputs) if side == 0 else Slice(name, matrix, columns=inputs)
+        groups.append(Group(name, inputs.count, (part,)))
     return Units(flat, tuple(groups), "columns")
 
 
@@ -115,16 +115,16 @@ def blocks(
     """
     if len(shape) != 2 or not all(isinstance(side, int) and side > 0 for side in shape):
         raise ValueError(f"shape must be two whole numbers above 0, got {shape!r}; (32, 32) is usual")
-    flat = weights(model, include, exclude).matrices
+    flat = _nonempty(weights(model, include, exclude))
     transposed = _transposed(model)
     groups = []
     for name, matrix in flat.items():
         sides = shape[::-1] if id(matrix) in transposed else shape
         rows, cols = (
-            Strips(torch.arange(length) // side, -(-length // side))
+            Index(torch.arange(length) // side, -(-length // side))
             for length, side in zip(matrix.shape, sides, strict=True)
         )
-        groups.append(Groups(name, rows.count * cols.count, (Part(name, matrix, rows, cols),)))
+        groups.append(Group(name, rows.count * cols.count, (Slice(name, matrix, rows, cols),)))
     return Units(flat, tuple(groups), f"blocks of {shape[0]}×{shape[1]}")
 
 
@@ -155,19 +155,24 @@ def _units(families: Sequence[family.Family], spare: int, name: str) -> Units:
     groups = []
     for own in families:
         if not all(member.parameter.requires_grad for member in own.members):
-            continue  # what is frozen stays, and what goes with it
-        parts = []
+            continue  # a frozen matrix cannot lose weights, and neither can the matrices that its units span
+        slices = []
         for member in own.members:
-            strips = Strips(member.group, own.count)
-            plain = plain_name(member.name)
+            index, plain = Index(member.group, own.count), plain_name(member.name)
             found[plain] = member.parameter
-            parts.append(
-                Part(plain, member.parameter, **({"rows": strips} if member.dim == 0 else {"columns": strips}))
-            )
-        groups.append(Groups(f"{plain_name(own.name)} {name}", own.count, tuple(parts), spare))
+            slices.append(Slice(plain, member.parameter, **{("rows", "columns")[member.dim]: index}))
+        groups.append(Group(f"{plain_name(own.name)} {name}", own.count, tuple(slices), spare))
     if not groups:
         raise ValueError(f"the model has no {name} that are trained in full; unfreeze the matrices that they lie in")
     return Units(found, tuple(groups), name)
+
+
+def _nonempty(units: Units) -> Mapping[str, nn.Parameter]:
+    empty = next((name for name, matrix in units.matrices.items() if not matrix.numel()), None)
+    if empty is not None:
+        shape = tuple(units.matrices[empty].shape)
+        raise ValueError(f"{empty!r} has no weights, its shape is {shape}; leave it out with exclude")
+    return units.matrices
 
 
 def _transposed(model: nn.Module) -> set[int]:

@@ -17,18 +17,23 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import platon
-from platon.engine import kernels
-from platon.engine.kernels import BLOCK, PIECE, Scored, hold_zero, pack, preview, unpack, worth_compiling
+from platon.engine import compiling, scored
+from platon.engine.bits import PIECE, pack, unpack, zero_pruned
+from platon.engine.compiling import worth_compiling
+from platon.engine.passes import BLOCK
+from platon.engine.scored import ScoredWeights, preview
 from platon.engine.select import find_cut
 
 CPU = torch.device("cpu")
 SIZES = [1000, 2 * BLOCK, 2 * BLOCK + 1, 4096, 2 * PIECE + 77]  # blocks, bytes and pieces, met and missed
 PIVOTS = torch.tensor([1e-1, 1e-4, 1e-38])
 
-needs_compiler = pytest.mark.skipif(not kernels.can_compile("cpu"), reason="no C++ compiler for torch.compile")
+needs_compiler = pytest.mark.skipif(not compiling.can_compile("cpu"), reason="no C++ compiler for torch.compile")
 
 
-def make(score: platon.Score, size: int, dtype: torch.dtype, fused: bool, start: int = 0) -> tuple[Scored, Tensor]:
+def make(
+    score: platon.Score, size: int, dtype: torch.dtype, fused: bool, start: int = 0
+) -> tuple[ScoredWeights, Tensor]:
     """A matrix in the middle of its training, the same one each time, and a gradient.
 
     Scores reach from 0 over denormal numbers to 1e8, and equal ones are among them.
@@ -45,22 +50,24 @@ def make(score: platon.Score, size: int, dtype: torch.dtype, fused: bool, start:
     state = score.init(size, CPU)
     for tensor in state.values():
         tensor.copy_(numbers().abs() if tensor.dim() else torch.tensor(2.0))
-    return Scored(score, weight, state, start, fused), gradient
+    return ScoredWeights(score, weight, state, start, fused), gradient
 
 
-def twins(score: platon.Score, dtype: torch.dtype = torch.float32) -> Iterator[tuple[Scored, Scored, Tensor]]:
+def twins(
+    score: platon.Score, dtype: torch.dtype = torch.float32
+) -> Iterator[tuple[ScoredWeights, ScoredWeights, Tensor]]:
     """Fused and eager, with their gradient, at all sizes."""
     for size in SIZES:
         fused, gradient = make(score, size, dtype, fused=True)
         yield fused, make(score, size, dtype, fused=False)[0], gradient
 
 
-def same_state(one: Scored, other: Scored) -> bool:
+def same_state(one: ScoredWeights, other: ScoredWeights) -> bool:
     return one.state.keys() == other.state.keys() and all(torch.equal(one.state[k], other.state[k]) for k in one.state)
 
 
-def all_values(matrix: Scored) -> Tensor:
-    return matrix.peek(torch.arange(matrix.size))
+def all_values(matrix: ScoredWeights) -> Tensor:
+    return matrix.values_at(torch.arange(matrix.size))
 
 
 # --- fused and eager --------------------------------------------------------------------------------------------------
@@ -91,7 +98,7 @@ def test_update_and_count(window: int, phase: int, dtype: torch.dtype) -> None:
 
 @needs_compiler
 def test_values() -> None:
-    for fused, eager, _ in twins(platon.Platon()):
+    for fused, eager, _ in twins(platon.Platon(window=1)):
         # Two square roots that may each be the next number but one, and a product: a few parts in 2²⁴. Denormal numbers
         # are coarser than that.
         torch.testing.assert_close(all_values(fused), all_values(eager), rtol=4e-7, atol=3e-45)
@@ -99,27 +106,29 @@ def test_values() -> None:
 
 @needs_compiler
 def test_count() -> None:
-    for matrix in (matrix for fused, eager, _ in twins(platon.Platon()) for matrix in (fused, eager)):
+    for matrix in (matrix for fused, eager, _ in twins(platon.Platon(window=1)) for matrix in (fused, eager)):
         value = all_values(matrix)
         for pivots in (PIVOTS, value[:3], value[-3:], torch.tensor([torch.inf, 0.0, -torch.inf])):
-            assert matrix.count(pivots).tolist() == [int((value >= pivot).sum()) for pivot in pivots]
+            assert matrix.count(pivots)[0].tolist() == [int((value >= pivot).sum()) for pivot in pivots]
 
 
 @needs_compiler
 def test_bracket() -> None:
-    for matrix in (matrix for fused, eager, _ in twins(platon.Platon()) for matrix in (fused, eager)):
+    for matrix in (matrix for fused, eager, _ in twins(platon.Platon(window=1)) for matrix in (fused, eager)):
         value = all_values(matrix)
         for low, high in [(PIVOTS[1], PIVOTS[0]), (value[3], value[3]), (value[-1], value[-1]), (PIVOTS[0], PIVOTS[1])]:
             inside = (value >= low) & (value <= high)
             blocks = torch.nn.functional.pad(inside.float(), (0, -matrix.size % BLOCK)).view(-1, BLOCK).sum(1)
             numbers, within = matrix.bracket(low, high)
-            assert numbers.tolist() == [int((value > high).sum()), int(inside.sum()), int((blocks > 0).sum())]
+            assert numbers[:3].tolist() == [int((value > high).sum()), int(inside.sum()), int((blocks > 0).sum())]
             assert torch.equal(within, blocks)
 
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("score", "dtype"), [(platon.Platon(), torch.float32), (platon.Magnitude(), torch.bfloat16)], ids=["32", "16"]
+    ("score", "dtype"),
+    [(platon.Platon(window=1), torch.float32), (platon.Magnitude(), torch.bfloat16)],
+    ids=["32", "16"],
 )
 def test_mask(score: platon.Score, dtype: torch.dtype) -> None:
     for matrix in (matrix for fused, eager, _ in twins(score, dtype) for matrix in (fused, eager)):
@@ -142,10 +151,10 @@ def test_selection_is_exact(fused: bool) -> None:
     """All passes in a row, at cuts of every kind: among large, equal, small, denormal scores and zeros."""
     total = sum(size for size, _ in _places())
     for k in [1, *range(3001, total, 8111), total]:
-        shards = [make(platon.Platon(), size, torch.float32, fused, start)[0] for size, start in _places()]
+        shards = [make(platon.Platon(window=1), size, torch.float32, fused, start)[0] for size, start in _places()]
         value = torch.cat([all_values(shard) for shard in shards])
         bits = [torch.zeros(-(-shard.size // 8), dtype=torch.uint8) for shard in shards]
-        find_cut(shards, k, total).zero(shards, bits)
+        find_cut(shards, k, total).apply(shards, bits)
         kept = torch.cat([unpack(b, shard.size) for b, shard in zip(bits, shards, strict=True)])
         expected = torch.zeros_like(kept)
         expected[value.sort(descending=True, stable=True).indices[:k]] = True
@@ -173,7 +182,7 @@ def test_fused_passes_on_nothing_and_on_one_weight(size: int, window: int) -> No
         eager.update(gradient, phase)
         assert torch.equal(fused.update(gradient, phase, PIVOTS), eager.update(gradient, phase, PIVOTS))
         assert same_state(fused, eager)
-    assert torch.equal(fused.count(PIVOTS), eager.count(PIVOTS))
+    assert torch.equal(fused.count(PIVOTS)[0], eager.count(PIVOTS)[0])
     for one, other in zip(fused.bracket(PIVOTS[1], PIVOTS[0]), eager.bracket(PIVOTS[1], PIVOTS[0]), strict=True):
         assert torch.equal(one, other)
     for matrix in (fused, eager):
@@ -192,7 +201,7 @@ def test_pieces_do_what_the_whole_does(window: int, phase: int, monkeypatch: pyt
     score = platon.Platon(window=window)
     found = []
     for piece in (BLOCK, 1 << 20):
-        monkeypatch.setattr(kernels, "PIECE", piece)
+        monkeypatch.setattr(scored, "PIECE", piece)
         matrix, gradient = make(score, 1000, torch.float32, fused=False)
         counts = matrix.update(gradient, phase, PIVOTS)
         numbers, within = matrix.bracket(PIVOTS[1], PIVOTS[0])
@@ -219,13 +228,13 @@ def test_preview_sees_what_update_will_bring(window: int, phase: int) -> None:
     for matrix, gradient in zip(matrices, gradients, strict=True):
         matrix.update(gradient, phase)
     # Matrices without a gradient come last; as a sample it has no order.
-    assert torch.equal(found, torch.cat([matrices[i].peek(index[i]) for i in (0, 2, 1)]))
+    assert torch.equal(found, torch.cat([matrices[i].values_at(index[i]) for i in (0, 2, 1)]))
 
 
-def test_peek_blocks_ends_in_nan() -> None:
-    matrix, _ = make(platon.Platon(), 150, torch.float32, fused=False)
-    value = matrix.peek(torch.arange(150))
-    rows = matrix.peek_blocks(torch.tensor([2, 0]))
+def test_block_values_ends_in_nan() -> None:
+    matrix, _ = make(platon.Platon(window=1), 150, torch.float32, fused=False)
+    value = matrix.values_at(torch.arange(150))
+    rows = matrix.block_values(torch.tensor([2, 0]))
     assert torch.equal(rows[1], value[:64])
     assert torch.equal(rows[0, :22], value[128:])
     assert rows[0, 22:].isnan().all()
@@ -248,11 +257,11 @@ def test_pack_and_unpack(kept: list[bool]) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 8, 1001, 2 * PIECE + 3])
-def test_hold_zero(size: int) -> None:
+def test_zero_pruned(size: int) -> None:
     source = torch.Generator().manual_seed(0)
     mask = torch.rand(size, generator=source) < 0.3
     weight = torch.ones(size)
-    hold_zero(weight, pack(mask))
+    zero_pruned(weight, pack(mask))
     assert torch.equal(weight, mask.float())
 
 
@@ -260,23 +269,23 @@ def test_hold_zero(size: int) -> None:
 
 
 def test_compiling_is_chosen_by_size() -> None:
-    assert not worth_compiling(kernels.COMPILE_FROM - 1, CPU)
-    assert worth_compiling(kernels.COMPILE_FROM, CPU) == kernels.can_compile("cpu")
-    assert worth_compiling(100 * kernels.COMPILE_FROM, CPU) == kernels.can_compile("cpu")
+    assert not worth_compiling(compiling.COMPILE_FROM - 1, CPU)
+    assert worth_compiling(compiling.COMPILE_FROM, CPU) == compiling.can_compile("cpu")
+    assert worth_compiling(100 * compiling.COMPILE_FROM, CPU) == compiling.can_compile("cpu")
 
 
 @pytest.fixture
 def fresh_probe() -> Iterator[None]:
     """`can_compile` remembers its answer; forget it before and after."""
-    kernels.can_compile.cache_clear()
+    compiling.can_compile.cache_clear()
     yield
-    kernels.can_compile.cache_clear()
+    compiling.can_compile.cache_clear()
 
 
 @pytest.mark.usefixtures("fresh_probe")
 def test_no_compiler_no_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    assert not worth_compiling(kernels.COMPILE_FROM, CPU)
+    assert not worth_compiling(compiling.COMPILE_FROM, CPU)
 
 
 @pytest.mark.usefixtures("fresh_probe")
@@ -284,9 +293,9 @@ def test_a_broken_compiler_is_no_compiler(monkeypatch: pytest.MonkeyPatch) -> No
     def fail(*_: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(kernels, "_compiled", fail)
+    monkeypatch.setattr(compiling, "_compile", fail)
     monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/c++")
-    assert not worth_compiling(kernels.COMPILE_FROM, CPU)
+    assert not worth_compiling(compiling.COMPILE_FROM, CPU)
 
 
 @pytest.mark.usefixtures("fresh_probe")
@@ -295,9 +304,9 @@ def test_the_choice_is_the_same_each_time_and_random_state_stays() -> None:
     answers = []
     threads = torch.get_num_threads()
     for number in (1, 2):
-        kernels.can_compile.cache_clear()
+        compiling.can_compile.cache_clear()
         torch.set_num_threads(number)
-        answers.append(worth_compiling(kernels.COMPILE_FROM, CPU))
+        answers.append(worth_compiling(compiling.COMPILE_FROM, CPU))
     torch.set_num_threads(threads)
     assert answers[0] == answers[1]
     assert torch.equal(torch.get_rng_state(), before)

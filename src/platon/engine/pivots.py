@@ -1,0 +1,97 @@
+"""Pivots: from a small sample of the scores, a narrow range in which the k-th score of all lies."""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+COUNT = 3  # counted in one pass: more of them cost more than the memory traffic that they share
+
+
+@dataclass(frozen=True)
+class Pivots:
+    """Three scores around the k-th, descending, with the part of the sample that lies between them.
+
+    Args:
+        value: the pivots.
+        between: the sampled scores between the outer pivots, descending.
+        place: how many of `between` are at or above each pivot.
+        count: how many of all scores are at or above each pivot, once they are counted.
+    """
+
+    value: Tensor
+    between: Tensor
+    place: Tensor
+    count: Tensor | None = None
+
+    def counted(self, count: Tensor) -> "Pivots":
+        return replace(self, count=count)
+
+    def narrow(self, k: int) -> tuple[Tensor, Tensor]:
+        """The range in which the k-th score most likely lies; computed on the device.
+
+        The counts at two neighbouring pivots are exact. Between them the sample deviates like a Brownian bridge, whose
+        standard deviation at the share f of m samples is √(m f (1-f)); the range is four of them wide on either side.
+        """
+        assert self.count is not None
+        upper = (self.count[1] < k).long()
+        ends = torch.stack([upper, upper + 1])
+        (begin, end), (above, at_least), (top, bottom) = (t.take(ends) for t in (self.place, self.count, self.value))
+        samples = (end - begin).double()
+        share = ((k - above) / (at_least - above).clamp(min=1)).clamp(0, 1).double()
+        middle = begin + share * samples
+        error = 4 * (samples * share * (1 - share)).sqrt() + 3
+        first, last = (middle - error).floor().long(), (middle + error).ceil().long()
+        inner = self.between.take(torch.stack([first, last]).clamp(0, self.between.numel() - 1))
+        high = torch.where(first < begin, top, inner[0])
+        low = torch.where(last >= end, bottom, inner[1])
+        return low, high
+
+
+def sample_index(size: int, total: int, device: torch.device) -> Tensor:
+    """Positions of a matrix's part of the sample: one in each of equal strips, at a place that follows no period."""
+    # Large enough that the range that it leads to holds few candidates.
+    sample = min(max(total // 32, 1024), 1 << 16)
+    count = min(size, math.ceil(sample * size / total))
+    strip = torch.arange(count, dtype=torch.float64, device=device)
+    place = (strip * ((math.sqrt(5) - 1) / 2)) % 1  # a Weyl sequence: even, aperiodic, and no random state
+    return ((strip + place) * (size / max(count, 1))).long().clamp_(max=max(size - 1, 0))
+
+
+def pick_pivots(sample: Tensor, k: int, total: int) -> Pivots:
+    """Pivots that most likely enclose the k-th of `total` scores, and one between them in the sample's widest gap.
+
+    Once pruning has settled, that gap is real: kept and pruned weights score in different ranges, and the k-th stands
+    at the edge of the gap. Where scores are spread smoothly, any place near the k-th serves.
+    """
+    size = sample.numel()
+    middle = k / total * size
+    spread = math.sqrt(middle * (1 - k / total))
+    first = min(max(math.floor(middle - 4 * spread) - 2, 0), size - 1)
+    last = min(math.ceil(middle + 4 * spread) + 2, size - 1)
+    if last < size // 2:
+        between = sample.topk(last + 1).values[first:]
+    else:
+        between = sample.topk(size - first, largest=False).values[size - 1 - last :].flip(0)
+    start = min(max(math.floor(middle - 2 * spread) - first, 0), between.numel() - 1)
+    near = slice(start, math.ceil(middle + 2 * spread) - first + 2)
+    keys = float_keys(between[near])
+    edge = (keys[:-1] - keys[1:]).argmax().clamp(min=0) if keys.numel() > 1 else torch.zeros_like(keys[0])
+    # `take`, here and above: indexing with a tensor of one number would make the host wait for that number.
+    sides = keys.take(torch.stack([edge, (edge + 1).clamp(max=keys.numel() - 1)]))
+    gap = key_floats(sides.sum().div(2, rounding_mode="floor"))
+    value = torch.stack([between[0], gap, between[-1]])
+    place = torch.stack([torch.zeros_like(edge), near.start + edge + 1, torch.full_like(edge, between.numel())])
+    return Pivots(value, between, place)
+
+
+def float_keys(numbers: Tensor) -> Tensor:
+    """Whole numbers in the order of the float32 numbers, without gaps."""
+    bits = numbers.view(torch.int32).long()
+    return torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
+
+
+def key_floats(keys: Tensor) -> Tensor:
+    """The float32 numbers that `float_keys` gives these keys for."""
+    return torch.where(keys < 0, -keys - (1 << 31), keys).to(torch.int32).view(torch.float32)

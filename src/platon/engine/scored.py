@@ -1,0 +1,188 @@
+"""The weights of one matrix with their scores: what the ranking updates, selection counts, and a cut masks.
+
+A matrix is seen flat. No pass allocates more than a piece of it: compiled passes write in place, the eager ones work
+through `PIECE` elements at a time, which also keeps their temporaries in the cache.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from platon.engine import passes
+from platon.engine.bits import PIECE, pack
+from platon.engine.compiling import Pass, compiled
+from platon.engine.passes import BLOCK
+from platon.engine.score import Score, State
+
+
+@dataclass(frozen=True)
+class ScoredWeights:
+    """One matrix (or a rank's shard of it) with its state.
+
+    Args:
+        score: the method.
+        weight: the weights, flat; a view of the parameter.
+        state: the score's state; full-length tensors, or single numbers.
+        start: the global position of the first weight, which decides between equal scores.
+        fused: compiled passes, or the same functions eagerly.
+        name: the parameter's, for error messages.
+    """
+
+    score: Score
+    weight: Tensor
+    state: State
+    start: int = 0
+    fused: bool = False
+    name: str = ""
+
+    @property
+    def size(self) -> int:
+        return self.weight.numel()
+
+    @property
+    def device(self) -> torch.device:
+        return self.weight.device
+
+    def update(self, gradient: Tensor | None, phase: int, pivots: Tensor | None = None) -> Tensor | None:
+        """Take this step's gradient into the state; with `pivots`, also count the new scores at or above each.
+
+        Where gates were in the forward pass, the gradient is multiplied by them: that is the gradient of the weights
+        kept aside.
+        """
+        if gradient is None:
+            for name, tensor in self.score.update(self.state, None, phase).items():
+                self.state[name].copy_(tensor)
+            return None if pivots is None else self.count(pivots)[0]
+        if pivots is None:
+            for start, piece in self._pieces():
+                piece._run(passes.update, gradient[start : start + piece.size], phase=phase)
+            return None
+        found = [
+            piece._run(passes.update_and_count, gradient[start : start + piece.size], pivots, phase=phase)
+            for start, piece in self._pieces()
+        ]
+        return _total(found)
+
+    def write_gated(self, full: Tensor, settled: bool) -> None:
+        """Write `full`, the weights kept aside, times their gates."""
+        for start, piece in self._pieces():
+            piece._run(passes.write_gated, full[start : start + piece.size], phase=int(settled))
+
+    def at(self, index: Tensor) -> tuple[Tensor, State]:
+        """Weights and state at `index`."""
+        state = {
+            name: tensor.index_select(0, index) if tensor.dim() else tensor.expand(index.shape[0])
+            for name, tensor in self.state.items()
+        }
+        return self.weight.index_select(0, index), state
+
+    def values_at(self, index: Tensor) -> Tensor:
+        """The scores at `index`, bit for bit as the other passes compute them."""
+        # Compiled where the others are: eager square roots on a CPU round one in six numbers differently, and a cut
+        # taken from such a score would not be met by the unit that it was taken from.
+        state = [tensor.index_select(0, index) if tensor.dim() else tensor for tensor in self.state.values()]
+        value: Tensor = self._pass(passes.values)(self.weight.index_select(0, index), *state)
+        return value
+
+    def block_values(self, index: Tensor) -> Tensor:
+        """The scores of whole blocks, a row each; NaN behind the end."""
+        if self.size % BLOCK == 0:
+            weight, *state = (
+                tensor.view(-1, BLOCK).index_select(0, index).view(-1) if tensor.dim() else tensor
+                for tensor in (self.weight, *self.state.values())
+            )
+            rows: Tensor = self._pass(passes.values)(weight, *state).view(-1, BLOCK)
+            return rows
+        inside = index[:, None] * BLOCK + torch.arange(BLOCK, device=index.device)
+        value = self.values_at(inside.clamp(max=self.size - 1).view(-1)).view(-1, BLOCK)
+        return value.masked_fill(inside >= self.size, torch.nan)
+
+    def count(self, pivots: Tensor) -> tuple[Tensor, Tensor]:
+        """How many scores are at or above each pivot, and how many are NaN."""
+        found = _total([piece._run(passes.count, pivots) for _, piece in self._pieces()])
+        return found[:-1], found[-1]
+
+    def bracket(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        """How many scores are above `high`, within [low, high], blocks with such, and the sum of all scores.
+
+        The second tensor says how many are within, block by block.
+        """
+        even = self.size - self.size % BLOCK
+        numbers, within = [], []
+        for _, piece in (self if even == self.size else self._piece(0, even))._pieces() if even else ():
+            found = piece._run(passes.bracket, low, high)
+            numbers.append(found[0])
+            within.append(found[1])
+        if even < self.size or not self.size:  # behind the last whole block, or an empty shard
+            value = self.values_at(torch.arange(even, self.size, device=self.device))
+            inside = ((value >= low) & (value <= high)).sum(dtype=torch.float32)
+            numbers.append(torch.stack([(value > high).sum(), inside, inside > 0, value.sum()]).double())
+            within.append(inside.view(1))
+        if len(within) == 1:
+            return numbers[0], within[0]
+        return torch.stack(numbers).sum(0), torch.cat(within)
+
+    def mask(self, cut: Tensor, next_cut: Tensor, last: Tensor, bits: Tensor, scratch: Tensor) -> None:
+        """Zero the weights that go, and write to `bits` which stay.
+
+        Those that stay score at least `cut` before local position `last`, and at least `next_cut` from there on.
+        `scratch` holds a byte a weight.
+        """
+        for start, piece in self._pieces():
+            kept = scratch[: piece.size]
+            piece._run(passes.mask, cut, next_cut, last, start, kept)
+            pack(kept, bits[start // 8 : start // 8 + -(-piece.size // 8)])
+
+    def _run(self, function: Callable[..., Any], *arguments: Any, phase: int = 0) -> Any:
+        return self._pass(function, phase)(self.weight, *arguments, *self.state.values())
+
+    def _pass(self, function: Callable[..., Any], phase: int = 0) -> Pass:
+        names = tuple(self.state)
+        if self.fused and self.size:  # an empty shard is not worth a compilation
+            return compiled(function, self.score, phase, names)
+        return functools.partial(function, self.score, phase, names)
+
+    def _piece(self, start: int, stop: int) -> "ScoredWeights":
+        # Every piece reads the single numbers of the state; only the last one may write them.
+        state = {
+            name: tensor[start:stop] if tensor.dim() else tensor if stop == self.size else tensor.clone()
+            for name, tensor in self.state.items()
+        }
+        return ScoredWeights(self.score, self.weight[start:stop], state, self.start + start, self.fused, self.name)
+
+    def _pieces(self) -> Iterator[tuple[int, "ScoredWeights"]]:
+        if self.fused or self.size <= PIECE:
+            yield 0, self
+            return
+        for start in range(0, self.size, PIECE):
+            yield start, self._piece(start, min(start + PIECE, self.size))
+
+
+def preview(
+    matrices: Sequence[ScoredWeights], index: Sequence[Tensor], gradients: Sequence[Tensor | None], phase: int
+) -> Tensor:
+    """The scores at each matrix's `index` as `update` will make them; nothing is changed."""
+    score, device = matrices[0].score, matrices[0].device
+    found: list[Tensor] = []
+    # Gathered first and scored together: the sample is small, and a call costs more than its arithmetic.
+    for has_gradient in (True, False):
+        seen = [
+            (*matrix.at(place), None if gradient is None else gradient.index_select(0, place))
+            for matrix, place, gradient in zip(matrices, index, gradients, strict=True)
+            if (gradient is not None) == has_gradient
+        ]
+        if seen:
+            weight = torch.cat([weight.to(device) for weight, _, _ in seen])
+            state = {name: torch.cat([state[name].to(device) for _, state, _ in seen]) for name in matrices[0].state}
+            gradient = torch.cat([g.to(device) for _, _, g in seen if g is not None]) if has_gradient else None
+            signal = None if gradient is None else passes.signal_of(weight, gradient)
+            found.append(score.value(score.update(state, signal, phase), weight))
+    return torch.cat(found)
+
+
+def _total(found: list[Tensor]) -> Tensor:
+    return found[0] if len(found) == 1 else torch.stack(found).sum(0, dtype=torch.int32)

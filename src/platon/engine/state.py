@@ -1,0 +1,152 @@
+"""Checkpoints of a pruner: its tensors, for one process or for any number of ranks, and checks of what is read."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from platon.engine.bits import pack, unpack
+from platon.engine.matrix import Matrix
+from platon.engine.ranking import Ranking
+from platon.engine.schedule import checked_keep
+from platon.engine.shard import laid_out_as, own_rows
+from platon.engine.steering import Steering
+from platon.engine.store import InPlace
+
+FORMAT = 2
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The single numbers of a pruner's state, checked."""
+
+    step_count: int
+    skipped_count: int
+    kept_count: int
+    keep: float
+    cut: float | None
+    steering: Steering
+
+
+def local_tensors(ranking: Ranking, store: InPlace) -> Tensors:
+    """What a checkpoint must hold, as it is in this process; nothing is copied."""
+    held = {f"{p.name}:{key}": tensor for p in ranking.pools for key, tensor in {**p.state, "mask": p.bits}.items()}
+    return held | store.tensors()
+
+
+def full_tensors(ranking: Ranking, store: InPlace) -> Tensors:
+    """The same for any number of ranks: in a parameter's shape and sharded as it is, masks as bools."""
+    kept = {f"{pool.name}:mask": pool.kept() for pool in ranking.pools}
+    return {
+        name: tensor if matrix is None or not tensor.dim() else laid_out_as(matrix.parameter, kept.get(name, tensor))
+        for name, tensor, matrix in _with_matrices(ranking, local_tensors(ranking, store))
+    }
+
+
+def own_tensors(ranking: Ranking, given: Mapping[str, Tensor]) -> Tensors:
+    """What belongs to this process, of tensors in either of the two forms."""
+    found: Tensors = {}
+    for name, tensor, matrix in _with_matrices(ranking, given):
+        if matrix is None or not isinstance(tensor, Tensor) or not tensor.dim():
+            found[name] = tensor
+            continue
+        is_packed = name.endswith(":mask") and tensor.dtype == torch.uint8
+        if is_packed and (matrix.size == matrix.total or 8 * tensor.numel() < matrix.total):
+            found[name] = tensor
+            continue
+        own = own_rows(matrix.parameter, unpack(tensor, matrix.total) if is_packed else tensor)
+        found[name] = pack(own.clone()) if own.dtype == torch.bool else own
+    return found
+
+
+def _with_matrices(ranking: Ranking, tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor, Matrix | None]]:
+    """Each tensor with the matrix whose shape it has, if it has one of a matrix."""
+    full = {matrix.name: matrix for matrix in ranking.matrices}
+    by_weight = {pool.name: pool.matrix for pool in ranking.pools if pool.matrix is not None}
+    return [
+        (name, tensor, (full if key == "full" else by_weight).get(place))
+        for name, tensor in tensors.items()
+        for place, _, key in [name.rpartition(":")]
+    ]
+
+
+def checked(given: Mapping[str, Any], mine: Mapping[str, Any], ranking: Ranking) -> tuple[Mapping[str, Any], Numbers]:
+    """`given` with the tensors that belong to this process, and its numbers; a ValueError says why it does not fit."""
+    try:
+        if not isinstance(given, Mapping):
+            raise ValueError(f"it is of type {type(given).__name__}, not the mapping that state_dict() gives")
+        if isinstance(given.get("tensors"), Mapping):
+            given = {**given, "tensors": own_tensors(ranking, given["tensors"])}
+        _check_fit(given, mine)
+        numbers = _checked_numbers(given, ranking.total)
+        bits = [given["tensors"][f"{pool.name}:mask"].to(pool.bits.device) for pool in ranking.pools]
+        kept = ranking.backend.count([unpack(own, pool.count) for own, pool in zip(bits, ranking.pools, strict=True)])
+        if kept != numbers.kept_count:
+            raise ValueError(f"its masks keep {kept:,} weights, but kept_count is {numbers.kept_count:,}")
+    except ValueError as error:
+        raise ValueError(f"this state does not fit the pruner: {error}") from None
+    return given, numbers
+
+
+def _check_fit(given: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    """Raise an error that names the first thing that keeps a pruner from loading `given`."""
+    if given.get("format", FORMAT) != FORMAT:
+        raise ValueError(f"its format is {given['format']!r}, this version of platon reads {FORMAT}")
+    missing = next((key for key in mine if key not in given), None)
+    if missing:
+        raise ValueError(f"it has no {missing!r}, so it is not a whole pruner state")
+    for key in ("settings", "shapes", "tensors", "steering"):
+        if not isinstance(given[key], Mapping):
+            raise ValueError(f"{key} must be a mapping of names, got {given[key]!r}")
+    for key in ("method", "units"):
+        if given[key] != mine[key]:
+            raise ValueError(f"{key} is {given[key]!r} in the state and {mine[key]!r} in the pruner")
+    for key, what in (("settings", "setting"), ("shapes", "parameter")):
+        ours, theirs = mine[key], given[key]
+        for name in [*ours, *(name for name in theirs if name not in ours)]:
+            if name not in theirs or name not in ours:
+                raise ValueError(f"{what} {name!r} is only in the {'pruner' if name in ours else 'state'}")
+            if ours[name] != theirs[name]:
+                raise ValueError(f"{what} {name!r} is {theirs[name]!r} in the state and {ours[name]!r} in the pruner")
+    for name, tensor in mine["tensors"].items():
+        own = given["tensors"].get(name)
+        if not isinstance(own, Tensor) or own.shape != tensor.shape or own.dtype != tensor.dtype:
+            found = f"{own.dtype} {tuple(own.shape)}" if isinstance(own, Tensor) else "missing"
+            raise ValueError(
+                f"tensor {name!r} is {found} in the state and {tensor.dtype} {tuple(tensor.shape)} in the pruner"
+            )
+        if own.is_floating_point() and not bool(own.isfinite().all()):
+            raise ValueError(f"tensor {name!r} holds a number that is NaN or infinite")
+
+
+def _checked_numbers(state: Mapping[str, Any], total: int) -> Numbers:
+    """The single numbers of `state`; an error names the first one that is not what it must be."""
+
+    def count(name: str, most: float = math.inf) -> int:
+        value = state[name]
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+            limit = "" if most == math.inf else f" and at most {most:,}"
+            raise ValueError(f"{name} must be a whole number of at least 0{limit}, got {value!r}")
+        return value
+
+    def number(name: str, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+            raise ValueError(f"{name} must be a number, got {value!r}")
+        return float(value)
+
+    steering, fields = state["steering"], ("penalty", "above", "slope")
+    if sorted(steering) != sorted(fields):
+        raise ValueError(f"steering must hold the numbers {', '.join(fields)}, got {steering!r}")
+    return Numbers(
+        step_count=count("step_count"),
+        skipped_count=count("skipped_count"),
+        kept_count=count("kept_count", total),
+        keep=checked_keep(state["keep"]),
+        cut=None if state["cut"] is None else number("cut", state["cut"]),
+        steering=Steering(**{name: number(f"steering {name}", steering[name]) for name in fields}),
+    )
