@@ -36,7 +36,7 @@ def built(
 ) -> tuple[platon.Pruner, optim.Optimizer]:
     """A pruner on plain SGD, trained for some steps."""
     optimizer = optim.SGD(net.parameters(), lr=0.5)
-    pruner = platon.Pruner(net, optimizer, score=score, schedule=schedule, units=units)
+    pruner = platon.Pruner(net, optimizer, score=score or platon.Platon(window=1), schedule=schedule, units=units)
     train(pruner, net, optimizer, until)
     return pruner, optimizer
 

@@ -223,3 +223,20 @@ def test_reads() -> None:
     assert platon.Platon(window=1).reads == "after"
     assert platon.Platon(timing="before", window=1).reads == "before"
     assert platon.Magnitude().reads is None
+
+
+@pytest.mark.parametrize(
+    ("schedule", "window"),
+    [
+        (platon.Cubic(0.1, 1000), 10),
+        (platon.Cubic(0.1, 1000, every=1), 10),
+        (platon.Cubic(0.1, 100, warmup=4, every=1), 4),
+        (platon.Cubic(0.1, 12, cooldown=5), 7),
+        (platon.Cubic(0.1, 3), 2),
+        (platon.Constant(0.5), 1),
+        (lambda step: None, 10),
+    ],
+)
+def test_the_default_window_ends_before_the_first_mask(schedule: platon.Schedule, window: int) -> None:
+    assert platon.Platon().fitted(schedule) == platon.Platon(window=window)
+    assert platon.Ratio(window=7).fitted(schedule).window == 7

@@ -23,8 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import platon
 from platon.engine.bits import unpack
-from platon.engine.score import Score
 from platon.engine.pivots import pick_pivots, sample_index
+from platon.engine.score import Score
 from platon.engine.scored import ScoredWeights
 from platon.engine.select import Cut, Ranks, find_cut
 
@@ -328,7 +328,7 @@ def test_impossible_k(k: int) -> None:
 def test_nan_scores_have_no_order(n: int) -> None:
     scores = make_scores(smooth, n)
     scores[::2] = math.nan
-    with pytest.raises(ValueError, match="a score of .* is NaN"):
+    with pytest.raises(ValueError, match=r"a score of .* is NaN"):
         find_cut(shard(scores, [n]), n // 2 + 1, n)
 
 

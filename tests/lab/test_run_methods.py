@@ -88,7 +88,7 @@ def test_evaluation_during_training_sees_settled_gates(tmp_path: Path, monkeypat
 
     def look(self: LabTrainer) -> dict[str, dict[str, float]]:
         pruners = [c.pruner for c in self.callback_handler.callbacks if getattr(c, "pruner", None) is not None]
-        seen.extend(pruner._deterministic for pruner in pruners)
+        seen.extend(pruner._settled for pruner in pruners)
         return measure(self)
 
     monkeypatch.setattr(LabTrainer, "measure", look)

@@ -141,7 +141,7 @@ def test_each_logged_line_has_the_pruners_numbers(make: Make) -> None:
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
             seen.append(dict(logs))
 
-    trainer = make(PruningCallback(KEEP, warmup=2, cooldown=4), Logger())
+    trainer = make(PruningCallback(KEEP, warmup=2, cooldown=4, every=1), Logger())
     trainer.train()
     for lines in (seen, trainer.state.log_history):
         training = [line for line in lines if "loss" in line]

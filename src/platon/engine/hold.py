@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from platon.engine import bits
-from platon.engine.hooks import Attachment, attach
+from platon.engine.hooks import StepHook, attach
 from platon.engine.shard import laid_out_as, local, ranks_of
 from platon.engine.units import Units, weights
 
@@ -19,8 +19,8 @@ class Hold:
         self.units = weights(model) if units is None else units
         ranks_of(model, self.units.matrices)  # refuses ways to shard that are not supported
         self._bits = {name: bits.pack((local(matrix) != 0).view(-1)) for name, matrix in self.units.matrices.items()}
-        self._attachment = Attachment(model, self.units.matrices, None, None, lambda: None, self._after)
-        self._hooks = attach(optimizer, self._attachment)
+        self._hook = StepHook(model, self.units.matrices, None, None, lambda: None, self._after)
+        self._hooks = attach(optimizer, self._hook)
 
     def _after(self) -> None:
         for name, matrix in self.units.matrices.items():
@@ -35,7 +35,7 @@ class Hold:
 
     def detach(self) -> None:
         """From now on the optimizer trains all weights."""
-        self._hooks.detach(self._attachment)
+        self._hooks.detach(self._hook)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(

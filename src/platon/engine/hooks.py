@@ -26,7 +26,7 @@ class NotFinite(RuntimeError):  # noqa: N818  # the name says what is wrong
 
 
 @dataclass(eq=False)
-class Attachment:
+class StepHook:
     """Something that runs around each real step of an optimizer: a pruner, or a hold on zeros.
 
     A step that a `GradScaler` skips, or that `on_nonfinite="skip"` cancels, does not call `before` and `after`.
@@ -81,22 +81,22 @@ class Attachment:
         return local(gradient).sum(dtype=torch.float64)
 
 
-def attach(optimizer: Optimizer, attachment: Attachment) -> "StepHooks":
-    """Run the attachment around each step of `optimizer` (or of the one in accelerate's wrapper)."""
+def attach(optimizer: Optimizer, hook: StepHook) -> "OptimizerHooks":
+    """Run `hook` around each step of `optimizer` (or of the one in accelerate's wrapper)."""
     optimizer = _unwrapped(optimizer)
-    _check_optimizer(optimizer, attachment.parameters, attachment.reads)
-    owners = (getattr(hook, "__self__", None) for hook in optimizer._optimizer_step_pre_hooks.values())
-    hooks = next((owner for owner in owners if isinstance(owner, StepHooks)), None) or StepHooks(optimizer)
-    hooks.attachments.append(attachment)
-    return hooks
+    _check_optimizer(optimizer, hook.parameters, hook.reads)
+    owners = (getattr(own, "__self__", None) for own in optimizer._optimizer_step_pre_hooks.values())
+    shared = next((owner for owner in owners if isinstance(owner, OptimizerHooks)), None) or OptimizerHooks(optimizer)
+    shared.hooks.append(hook)
+    return shared
 
 
-class StepHooks:
-    """Calls all attachments of one optimizer around its step, after one decision whether the step takes place."""
+class OptimizerHooks:
+    """All hooks of one optimizer, after one decision for all of them whether a step takes place."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
-        self.attachments: list[Attachment] = []
+        self.hooks: list[StepHook] = []
         self._skipping = False
         self._scale: Tensor | None = None
         self._hidden: list[tuple[nn.Parameter, Tensor]] = []  # gradients that the optimizer must not see
@@ -105,11 +105,11 @@ class StepHooks:
             optimizer.register_step_post_hook(self._after),
         ]
 
-    def detach(self, attachment: Attachment) -> None:
-        """Without attachments the optimizer is left as it was."""
-        if attachment in self.attachments:
-            self.attachments.remove(attachment)
-        if not self.attachments:
+    def detach(self, hook: StepHook) -> None:
+        """Remove `hook`; without any the optimizer is left as it was."""
+        if hook in self.hooks:
+            self.hooks.remove(hook)
+        if not self.hooks:
             for handle in self._handles:
                 handle.remove()
 
@@ -121,10 +121,10 @@ class StepHooks:
             self._skipping = self._found_inf() or self._cancel_nonfinite()
             if not self._skipping:
                 self._unscale()
-                for attachment in self.attachments:
-                    attachment.before()
-                for attachment in self.attachments:
-                    attachment.watch()
+                for hook in self.hooks:
+                    hook.before()
+                for hook in self.hooks:
+                    hook.watch()
         return changed
 
     @torch.no_grad()
@@ -138,10 +138,10 @@ class StepHooks:
             return
         if self._scale is not None:
             self.optimizer.grad_scale = self._scale  # type: ignore[attr-defined]  # a user may have set it for good
-        for attachment in self.attachments:
-            attachment.check_gradients(self.optimizer)
-        for attachment in self.attachments:
-            attachment.after()
+        for hook in self.hooks:
+            hook.check_gradients(self.optimizer)
+        for hook in self.hooks:
+            hook.after()
 
     def _found_inf(self) -> bool:
         """Whether a `GradScaler` has told a fused optimizer to do nothing this time."""
@@ -162,7 +162,7 @@ class StepHooks:
 
     def _cancel_nonfinite(self) -> bool:
         """Whether the step is cancelled because a gradient is not finite; or the error that names the gradient."""
-        watchers = [attachment for attachment in self.attachments if attachment.on_nonfinite is not None]
+        watchers = [hook for hook in self.hooks if hook.on_nonfinite is not None]
         gradients = self._gradients()
         if not watchers or not gradients:
             return False
@@ -209,9 +209,9 @@ class RelativeRate:
         return self._rate(group) / peak if peak > 0 else 1.0
 
 
-def _name(parameter: nn.Parameter, attachments: list[Attachment]) -> str:
-    for attachment in attachments:
-        for name, own in attachment.model.named_parameters():
+def _name(parameter: nn.Parameter, hooks: list[StepHook]) -> str:
+    for hook in hooks:
+        for name, own in hook.model.named_parameters():
             if own is parameter:
                 return repr(plain_name(name))
     return f"a parameter of shape {tuple(parameter.shape)} that is not in the model"

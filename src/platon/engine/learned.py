@@ -9,12 +9,12 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
-from platon.engine.schedule import Ramp
+from platon.engine.schedule import Ramp, Schedule
 from platon.engine.score import Above, Choice, Scope, Score, State, StepInfo, TopK
 from platon.engine.steering import Steering
 
@@ -122,13 +122,14 @@ class Penalised(Learned):
         if not _is_number(self.min_keep_per_matrix) or not 0 <= self.min_keep_per_matrix <= 1:
             raise ValueError(f"min_keep_per_matrix must be in [0, 1], got {self.min_keep_per_matrix!r}")
 
-    def check_schedule(self, schedule: object) -> None:
+    def fitted(self, schedule: Schedule) -> Self:
         """The penalty grows with the descent, so the schedule must say how far the descent has come."""
         if not isinstance(schedule, Ramp):
             raise TypeError(
                 f"{type(self).__name__} needs a schedule that says where it stands between two masks, "
                 f"as platon.Cubic does, got {schedule!r}"
             )
+        return self
 
     def controller(self) -> Steering | None:
         return Steering() if self.penalty is None else None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from platon.engine import state as states
-from platon.engine.hooks import Attachment, RelativeRate, attach
+from platon.engine.hooks import RelativeRate, StepHook, attach
 from platon.engine.matrix import locate
 from platon.engine.ranking import Ranking
 from platon.engine.schedule import Ramp, Schedule, checked_keep
@@ -61,8 +61,7 @@ class Pruner:
             raise TypeError(f"schedule must give a share for a step, as platon.Constant(0.1) does, got {schedule!r}")
         if units is not None and not isinstance(units, Units):
             raise TypeError(f"units must come from a function such as platon.heads(model), got {units!r}")
-        self.score = Platon() if score is None else score
-        self.score.check_schedule(schedule)
+        self.score = (Platon() if score is None else score).fitted(schedule)
         self.schedule = schedule
         self._ramp = schedule if isinstance(schedule, Ramp) else None
         self.units = weights(model) if units is None else units
@@ -75,10 +74,10 @@ class Pruner:
         self._store = Aside(self._ranking) if self.score.keeps_weights_aside else InPlace()
         self._controller = self.score.controller()
         self._settled = False
-        self._attachment = Attachment(
+        self._hook = StepHook(
             model, self.units.matrices, self.score.reads, on_nonfinite, self._before, self._after, self._ranks
         )
-        self._hooks = attach(optimizer, self._attachment)
+        self._hooks = attach(optimizer, self._hook)
         self._rate = RelativeRate(self._hooks.optimizer)
         with torch.no_grad():
             self._show()
@@ -88,7 +87,7 @@ class Pruner:
     @property
     def skipped_count(self) -> int:
         """Steps cancelled because a gradient was not finite."""
-        return self._attachment.skipped_count
+        return self._hook.skipped_count
 
     @property
     def cut(self) -> float | None:
@@ -169,11 +168,11 @@ class Pruner:
             with torch.no_grad():
                 self._reshard()
                 self._store.show_last(self._info(self.step_count))
-        self._hooks.detach(self._attachment)
+        self._hooks.detach(self._hook)
         self._settled = False
 
     def _is_attached(self) -> bool:
-        return self._attachment in self._hooks.attachments
+        return self._hook in self._hooks.hooks
 
     def _reshard(self) -> None:
         if self._ranks.group is not None:
@@ -271,7 +270,7 @@ class Pruner:
         state, numbers = states.checked(state, mine, ranking)
         for name, tensor in mine["tensors"].items():
             tensor.copy_(state["tensors"][name])
-        self.step_count, self._attachment.skipped_count = numbers.step_count, numbers.skipped_count
+        self.step_count, self._hook.skipped_count = numbers.step_count, numbers.skipped_count
         self.keep, ranking.kept_count = numbers.keep, numbers.kept_count
         home = ranking.matrices[0].device
         ranking.cut = None if numbers.cut is None else torch.tensor(numbers.cut, dtype=torch.float32, device=home)

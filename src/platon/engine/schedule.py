@@ -40,10 +40,7 @@ def checked_keep(keep: object, name: str = "keep") -> float:
     value = float(keep) if isinstance(keep, numbers.Real) else math.nan
     if not is_number or not 0 < value <= 1:
         hint = f"write {value / 100:g} for {value:g} %" if is_number and 1 < value <= 100 else None
-        raise ValueError(
-            f"{name} must be in (0, 1], got {keep}; "
-            f"{hint or 'give the share of weights that stays'}"
-        )
+        raise ValueError(f"{name} must be in (0, 1], got {keep}; {hint or 'give the share of weights that stays'}")
     return value
 
 

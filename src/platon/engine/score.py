@@ -7,11 +7,12 @@ the questions below; a new method overrides what it answers differently, in one 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
+from platon.engine.schedule import Schedule
 from platon.engine.steering import Steering
 
 State = dict[str, Tensor]
@@ -129,9 +130,9 @@ class Score(ABC):
         """Which units stay after this step; `None`: the mask does not change."""
         return None if info.keep is None else TopK(info.keep, self.scope)
 
-    def check_schedule(self, schedule: object) -> None:
-        """Raise an error if the method cannot work with this schedule."""
-        return
+    def fitted(self, schedule: Schedule) -> Self:
+        """The same method with settings that depend on the schedule filled in; an error if it cannot work with it."""
+        return self
 
     def controller(self) -> Steering | None:
         """A fresh controller for the penalty, if the method lets one steer it."""

@@ -1,13 +1,16 @@
 """PLATON, its ablations, and magnitude: scores of w and w·g that need no training of their own."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from platon.engine.score import Choice, Score, State, StepInfo, Timing, checked_choice
+from platon.engine.schedule import Schedule
+from platon.engine.score import Score, State, Timing, checked_choice
 
+WINDOW = 10
 _LARGEST = 1e30  # |w g| saturates here: infinite values would make the averages NaN, and these can still be summed
 
 
@@ -21,15 +24,15 @@ class Smoothed(Score):
         beta1: how long sensitivity is remembered, in [0, 1).
         beta2: how long its variation is remembered, in [0, 1).
         window: |w g| is averaged over so many steps before it enters Ī and Ū: each multiple of `window` folds the
-            finished window in and opens the next one with its own |w g|. 10 is what the authors' code does, which made
-            the paper's results; single steps are noisy in small batches. 1 is Algorithm 1 of the paper to the letter.
+            finished window in and opens the next one with its own |w g|. 1 is Algorithm 1 of the paper to the letter.
+            By default 10, as in the authors' code, which made the paper's results; fewer where a mask is due earlier.
         timing: measure |w g| "after" the optimizer moved the weights and before they are masked, as the authors' code
             does, so that a zeroed weight can earn its way back; or "before", as Algorithm 1 is written.
     """
 
     beta1: float = 0.85
     beta2: float = 0.85
-    window: int = 10
+    window: int | None = None
     timing: Timing = "after"
 
     def __post_init__(self) -> None:
@@ -38,7 +41,7 @@ class Smoothed(Score):
             beta = getattr(self, name)
             if not isinstance(beta, int | float) or not 0 <= beta < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {beta}; 0 forgets at once, 0.99 averages 100 steps")
-        if isinstance(self.window, bool) or not isinstance(self.window, int) or self.window < 1:
+        if self.window is not None and (type(self.window) is not int or self.window < 1):
             raise ValueError(f"window must be a whole number of at least 1, got {self.window!r}")
         checked_choice(self.timing, "timing", ("after", "before"))
 
@@ -46,35 +49,33 @@ class Smoothed(Score):
     def reads(self) -> Timing:
         return self.timing
 
-    def check_schedule(self, schedule: object) -> None:
-        """Refuse a training that ends before the first window does: nothing would be pruned."""
-        total = getattr(schedule, "total", None)
-        if isinstance(total, int) and total < self.window:
-            raise ValueError(
-                f"window is {self.window} steps, but the schedule's training has only {total}; "
-                f"choose a window of at most {total}, or train for longer"
-            )
+    def fitted(self, schedule: Schedule) -> Self:
+        """With a window that ends before the first mask: until then all scores are zero."""
+        if self.window is not None:
+            return self
+        return replace(self, window=next((step for step in range(1, WINDOW) if schedule(step) is not None), WINDOW))
 
-    def choose(self, info: StepInfo) -> Choice | None:
-        """No mask before the first window is complete: until then all scores are zero."""
-        return None if info.step < self.window else super().choose(info)
+    @property
+    def _steps(self) -> int:
+        """Steps in a window."""
+        return WINDOW if self.window is None else self.window
 
     def init(self, count: int, device: torch.device) -> State:
         """Ī and Ū at zero; with a window also its running sum and how many steps are in it."""
-        names = ("sensitivity", "uncertainty") + (("window",) if self.window > 1 else ())
+        names = ("sensitivity", "uncertainty") + (("window",) if self._steps > 1 else ())
         state = {name: torch.zeros(count, dtype=torch.float32, device=device) for name in names}
-        if self.window > 1:
+        if self._steps > 1:
             state["samples"] = torch.zeros((), dtype=torch.float32, device=device)
         return state
 
     def phase(self, step: int) -> int:
         """1 where a finished window is folded into the averages."""
-        return int(self.window > 1 and step % self.window == 0)
+        return int(self._steps > 1 and step % self._steps == 0)
 
     def update(self, state: Mapping[str, Tensor], signal: Tensor | None, phase: int) -> State:
         """Algorithm 1, lines 6 to 9; with a window, its finished mean takes the place of |w g|."""
         sensitivity = None if signal is None else signal.abs().clamp(max=_LARGEST)
-        if self.window == 1:
+        if self._steps == 1:
             return dict(state) if sensitivity is None else self._fold(state, sensitivity)
         total, samples = state["window"], state["samples"]
         if phase == 0:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import nn
 from tqdm.auto import tqdm
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from platon.engine.pruner import Pruner
-from platon.engine.schedule import Cubic, Schedule, checked_keep
+from platon.engine.schedule import COOLDOWN, EVERY, WARMUP, Cubic, Schedule, checked_keep
 from platon.engine.score import Score
 from platon.engine.shard import is_sharded
 from platon.engine.units import Units
@@ -48,9 +46,9 @@ class PruningCallback(CheckpointCallback):
         self,
         keep: float = 0.1,
         *,
-        warmup: float = 0.1,
-        cooldown: float = 0.3,
-        every: int = 1,
+        warmup: float = WARMUP,
+        cooldown: float = COOLDOWN,
+        every: int = EVERY,
         score: Score | None = None,
         schedule: Schedule | None = None,
         units: Units | Callable[[nn.Module], Units] | None = None,
@@ -62,7 +60,6 @@ class PruningCallback(CheckpointCallback):
         self.keep, self.warmup, self.cooldown, self.every = keep, warmup, cooldown, every
         self.score, self.schedule, self.units = score, schedule, units
         self.on_nonfinite: Literal["raise", "skip"] = on_nonfinite
-        self._settled = ExitStack()  # holds `pruner.deterministic()` between two steps
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -75,7 +72,7 @@ class PruningCallback(CheckpointCallback):
             model,
             optimizer,
             score=self.score,
-            schedule=self.schedule or self._cubic(state.max_steps),
+            schedule=self.schedule or Cubic(self.keep, state.max_steps, self.warmup, self.cooldown, self.every),
             units=self.units(model) if callable(self.units) else self.units,
             on_nonfinite=self.on_nonfinite,
         )
@@ -104,7 +101,7 @@ class PruningCallback(CheckpointCallback):
         Also make Trainer forget its best model until the target share is reached: a denser one would win.
         """
         assert self.pruner is not None
-        self._settled.close()
+        self.pruner.unsettle()
         target = self.pruner.schedule(state.max_steps)
         if target is not None and self.pruner.keep > target:
             state.best_metric = state.best_global_step = state.best_model_checkpoint = None
@@ -112,24 +109,7 @@ class PruningCallback(CheckpointCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Evaluation and saving come next: they see the deterministic gates."""
         assert self.pruner is not None
-        self._settled.enter_context(self.pruner.deterministic())
-
-    @torch.no_grad()
-    def detach(self) -> None:
-        """Remove all hooks; the weights stay exactly as they are now, whoever put them there."""
-        matrices = [] if self.pruner is None else list(self.pruner.units.matrices.values())
-        # Leaving deterministic() writes weights. Trainer may have loaded its best model by now, which must stay.
-        finished = [matrix.detach().clone() for matrix in matrices]
-        self._settled.close()
-        super().detach()
-        for matrix, values in zip(matrices, finished, strict=True):
-            matrix.copy_(values)
-
-    def _cubic(self, total: int) -> Cubic:
-        def steps(value: float) -> int:
-            return round(value * total) if value < 1 else round(value)
-
-        return Cubic(self.keep, total, steps(self.warmup), steps(self.cooldown), self.every)
+        self.pruner.settle()
 
     def numbers(self) -> dict[str, float]:
         """What is logged: the share asked for, the share kept, and the score at the boundary or the penalty."""

@@ -100,7 +100,11 @@ class Settings:
     every: Whole = _setting(10, "Pruning", "steps between two masks while the share falls", ge=1)
     beta1: Number = _setting(0.85, "Pruning", "platon: smoothing of sensitivity")
     beta2: Number = _setting(0.85, "Pruning", "platon: smoothing of uncertainty")
-    window: Whole = _setting(10, "Pruning", "platon: steps whose sensitivity is averaged before smoothing")
+    window: Whole | None = _setting(
+        None,
+        "Pruning",
+        "platon: steps whose sensitivity is averaged before smoothing; default: 10, or fewer",
+    )
     timing: Literal["after", "before"] = _setting(
         "after", "Pruning", "platon: measure sensitivity before or after the optimizer's update"
     )
