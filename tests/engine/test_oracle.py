@@ -252,7 +252,7 @@ def test_ablations(method: type[Smoothed], timing: str, window: int) -> None:
     score = method(beta1=0.85, beta2=0.7, window=window, timing=timing)
     # From step 3 on: after one step Ī / Ū is the same number for every weight, but for rounding.
     phases = {**PHASES, "warmup": max(PHASES["warmup"], 2 * window + 2)}
-    steps = run(train_mlp(), make_sgd, score, platon.Cubic(**phases), phases["total"] + 2)
+    steps = run(train_mlp(), make_sgd, score, platon.Cubic(**phases, every=1), phases["total"] + 2)
     # Weights that went together and stay at zero have one and the same ratio of two averages that both fade.
     compare_run(steps, phases=phases, few=0.1 if method is platon.Ratio else 0.01)
 
@@ -261,7 +261,12 @@ def test_ablations(method: type[Smoothed], timing: str, window: int) -> None:
 def test_the_exponent_of_uncertainty(exponent: float) -> None:
     score = platon.Platon(beta2=0.7, exponent=exponent, window=1)
     steps = run(
-        train_mlp(), make_sgd, score, platon.Cubic(**PHASES), PHASES["total"], rule=lambda i, u: i * u**exponent
+        train_mlp(),
+        make_sgd,
+        score,
+        platon.Cubic(**PHASES, every=1),
+        PHASES["total"],
+        rule=lambda i, u: i * u**exponent,
     )
     compare_run(steps)
 
@@ -281,7 +286,7 @@ def test_platon_where_selection_samples_and_brackets(timing: str) -> None:
     training = train_mlp((60, 300, 200, 5), batch=16)
     assert training.units.count > 1 << 16
     phases = {"final": 0.1, "total": 8, "warmup": 2, "cooldown": 2}
-    steps = run(training, make_sgd, platon.Platon(timing=timing, window=1), platon.Cubic(**phases), 8)
+    steps = run(training, make_sgd, platon.Platon(timing=timing, window=1), platon.Cubic(**phases, every=1), 8)
     compare_run(steps, phases=phases)
 
 
@@ -292,7 +297,7 @@ def test_a_step_without_a_gradient(window: int) -> None:
     training = train_mlp()
     first = next(iter(training.units.matrices))
     absent = lambda t, name: name == first and (t % 5 == 0 or 20 <= t < 27)  # noqa: E731
-    compare_run(run(training, make_sgd, score, platon.Cubic(**PHASES), PHASES["total"], absent=absent))
+    compare_run(run(training, make_sgd, score, platon.Cubic(**PHASES, every=1), PHASES["total"], absent=absent))
 
 
 @pytest.mark.parametrize("every", [1, 10])
@@ -304,7 +309,7 @@ def test_magnitude(make_optimizer: Callable, every: int) -> None:
 
 @pytest.mark.parametrize("score", [platon.Platon(scope="matrix", window=1), platon.Magnitude(scope="matrix")])
 def test_scope_matrix_keeps_the_share_of_each_matrix(score: platon.Score) -> None:
-    compare_run(run(train_mlp(), make_sgd, score, platon.Cubic(**PHASES), PHASES["total"]), scope="matrix")
+    compare_run(run(train_mlp(), make_sgd, score, platon.Cubic(**PHASES, every=1), PHASES["total"]), scope="matrix")
 
 
 @pytest.mark.parametrize("scope", ["global", "matrix"])
@@ -316,7 +321,7 @@ def test_at_least_one_weight_stays(scope: str) -> None:
 
 def test_initial_below_one_prunes_from_the_start() -> None:
     phases = {"final": 0.3, "total": 12, "warmup": 4, "cooldown": 4}
-    for step in run(train_mlp(), make_sgd, platon.Platon(window=1), platon.Cubic(**phases, initial=0.8), 12):
+    for step in run(train_mlp(), make_sgd, platon.Platon(window=1), platon.Cubic(**phases, every=1, initial=0.8), 12):
         compare_mask(step, oracle.cubic(step.t, initial=0.8, **phases))
 
 
