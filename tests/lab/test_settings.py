@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from platon.engine.methods import METHODS
+from platon.engine.schedule import Cubic
 from platon.lab import recipes
 from platon.lab.errors import UserError
 from platon.lab.settings import FIELDS, ResolvedSettings, Settings, resolve, type_of
@@ -277,3 +279,15 @@ def test_a_users_no_overrides_a_recipes_yes() -> None:
     recipe = "sanh/bert-base/squad-l0"
     assert said(resolve(recipe), "freeze_embeddings") == [(True, "code")]
     assert said(resolve(recipe, flags={"freeze_embeddings": False}), "freeze_embeddings") == [(False, "user")]
+
+
+def test_defaults_are_the_engines() -> None:
+    """A setting that a score has too has the same default, or leaves it to the score."""
+    for method in METHODS.values():
+        for field in dataclasses.fields(method.score) if method.score is not None else ():
+            if field.name in FIELDS:
+                assert FIELDS[field.name].default in (None, field.default), (method, field.name)
+    cubic = {field.name: field.default for field in dataclasses.fields(Cubic)}
+    for name in ("warmup", "cooldown", "every"):
+        assert FIELDS[name].default == cubic[name]
+    assert (cubic["every"], cubic["warmup"], cubic["cooldown"]) == (10, 0.1, 0.3)

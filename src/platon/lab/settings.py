@@ -14,7 +14,7 @@ from pydantic import AfterValidator, AllowInfNan, BeforeValidator, ConfigDict, F
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
-from platon.engine.schedule import checked_keep
+from platon.engine.schedule import COOLDOWN, EVERY, WARMUP, checked_keep
 from platon.lab import recipes, tasks
 from platon.lab.errors import UserError, nearest
 
@@ -89,15 +89,15 @@ class Settings:
     )
     seed: Whole = _setting(0, "Training", "seed of all random numbers", ge=0)
 
-    # The defaults of warmup, cooldown, every and window are those of the engine's Cubic and Platon. They are written
-    # again because help must not import torch; test_defaults_are_the_engines compares them.
+    # The defaults of the engine, which gives the reasons. Those of scores (beta1, …) are written again, because
+    # help must not import torch; test_defaults_are_the_engines compares them.
     warmup: Number = _setting(
-        0.1, "Pruning", "t_i: steps before pruning starts; below 1: a share of the training", ge=0
+        WARMUP, "Pruning", "t_i: steps before pruning starts; below 1: a share of the training", ge=0
     )
     cooldown: Number = _setting(
-        0.3, "Pruning", "t_f: last steps, at the final share; below 1: a share of the training", ge=0
+        COOLDOWN, "Pruning", "t_f: last steps, at the final share; below 1: a share of the training", ge=0
     )
-    every: Whole = _setting(10, "Pruning", "steps between two masks while the share falls", ge=1)
+    every: Whole = _setting(EVERY, "Pruning", "steps between two masks while the share falls", ge=1)
     beta1: Number = _setting(0.85, "Pruning", "platon: smoothing of sensitivity")
     beta2: Number = _setting(0.85, "Pruning", "platon: smoothing of uncertainty")
     window: Whole | None = _setting(
