@@ -159,6 +159,7 @@ IN_PLACE: dict[str, Callable[[Path], None]] = {
     "embeddings": own_encoder,
     "add-a-method": lambda place: None,
     "add-a-task": lambda place: None,
+    "add-a-unit-kind": lambda place: None,
     "run-a-sweep": lambda place: None,
     "several-processes": lambda place: None,
     "reproduce-a-row-of-the-paper": paper_row,
