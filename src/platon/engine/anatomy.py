@@ -1,0 +1,226 @@
+"""The heads and the feed-forward neurons of a model: found by structure, proved by a trial.
+
+For each class and configuration of block, one copy with random weights is run on small random inputs: `hypothesis` says how
+the units may lie in it, `trial` proves or refuses that. Nothing here knows an architecture by name.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from platon.engine import hypothesis
+from platon.engine.attention import become_fewer
+from platon.engine.pattern import Pattern, Side
+from platon.engine.replica import Pool, Unfit, inputs_of, refill, replicate, signature
+from platon.engine.sample import LENGTHS, Call, record_blocks, sources
+from platon.engine.slices import Group, Index, Slice
+from platon.engine.topology import blocks, is_conv1d, weights_of
+from platon.engine.trace import Watch, steady
+from platon.engine.trial import Trial
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is known about blocks of one class and configuration.
+
+    Args:
+        patterns: proved.
+        refusals: matrices in no proved group, by name from the block, and why.
+        calls: what a block is called with.
+    """
+
+    patterns: tuple[Pattern, ...]
+    refusals: dict[str, str]
+    calls: tuple[Call, ...] = ()
+
+
+@dataclass(frozen=True)
+class Part:
+    """A pattern in one block of a model."""
+
+    block: str  # dotted name
+    pattern: Pattern
+
+    @property
+    def name(self) -> str:
+        """Of the module that the group is named after."""
+        return ".".join(filter(None, (self.block, self.pattern.module)))
+
+
+_KNOWN: dict[str, Finding] = {}
+
+
+def heads(model: nn.Module) -> list[Group]:
+    """The attention heads, a group for each attention: the query, key, value and output slices of one head.
+
+    Where several query heads share a key and a value, they are one unit with them. Frozen matrices are here too.
+    """
+    return _groups(model, "heads")
+
+
+def neurons(model: nn.Module) -> list[Group]:
+    """The hidden features of the feed-forwards, a group for each: what writes one and what reads it.
+
+    Frozen matrices are here too.
+    """
+    return _groups(model, "neurons")
+
+
+def parts(model: nn.Module) -> list[Part]:
+    """The proved groups of all blocks, in model order."""
+    return [Part(name, pattern) for name, finding in study(model).items() for pattern in finding.patterns]
+
+
+def refusals(model: nn.Module) -> dict[str, str]:
+    """The matrices of the blocks that are in no proved group, and why."""
+    return {f"{name}.{path}": why for name, one in study(model).items() for path, why in one.refusals.items()}
+
+
+def _groups(model: nn.Module, kind: str) -> list[Group]:
+    found = [group_of(model, part) for part in parts(model) if part.pattern.kind == kind]
+    if not found:
+        raise ValueError(_refusal(model, kind))
+    return found
+
+
+def group_of(model: nn.Module, part: Part) -> Group:
+    """The group with the model's own matrices."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    block = model.get_submodule(part.block)
+    slices = []
+    for side in part.pattern.matrices:
+        matrix = block.get_parameter(side.path)
+        unit = side.unit
+        if side is part.pattern.reader:
+            unit = unit[inputs_of(block.get_submodule(side.path.rpartition(".")[0]))]
+        index = Index(unit, part.pattern.count)
+        slices.append(Slice(names[id(matrix)], matrix, **({"rows": index} if side.dim == 0 else {"columns": index})))
+    return Group(part.name, part.pattern.count, tuple(slices))
+
+
+def _refusal(model: nn.Module, kind: str) -> str:
+    name = type(model).__name__
+    there = blocks(model)
+    if not there:
+        return f"the heads and neurons of {name} are not known: it has no transformer blocks"
+    why = refusals(model)
+    said = "; ".join(f"{path}: {text}" for path, text in list(why.items())[:3])
+    more = f"; and {len(why) - 3} more" if len(why) > 3 else ""
+    return f"the heads and neurons of {name} are not known: no {kind} could be proved ({said or 'none of that kind'}{more})"
+
+
+def remember(block: nn.Module, finding: Finding) -> None:
+    """Note what is known about a block that was cut, so that it need not be tried again."""
+    _KNOWN[signature(block)] = finding
+
+
+def known(block: nn.Module) -> Finding:
+    """What `study` found for a block."""
+    return _KNOWN[signature(block)]
+
+
+def study(model: nn.Module) -> dict[str, Finding]:
+    """What is known about each block, by its name; blocks of a new class or configuration are tried."""
+    there = blocks(model)
+    _refuse_shared(model, there)
+    signatures = {name: signature(block) for name, block in there.items()}
+    if any(mark not in _KNOWN for mark in signatures.values()):
+        _try(model, there, signatures)
+    return {name: _KNOWN[mark] for name, mark in signatures.items()}
+
+
+def _refuse_shared(model: nn.Module, there: dict[str, nn.Module]) -> None:
+    held = [id(weight) for block in there.values() for module in block.modules() for weight in weights_of(module)]
+    if len(set(held)) < len(held):
+        raise ValueError(
+            f"blocks of {type(model).__name__} share matrices, so no head or neuron of theirs can be cut by itself"
+        )
+
+
+def _try(model: nn.Module, there: dict[str, nn.Module], signatures: dict[str, str]) -> None:
+    with steady(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        new = {mark: name for name, mark in reversed(signatures.items()) if mark not in _KNOWN}
+        try:
+            copied, named = replicate(model, Pool())
+        except Unfit as error:
+            for mark, name in new.items():
+                _KNOWN[mark] = _refused(there[name], str(error))
+            return
+        for module in copied.modules():
+            become_fewer(module)
+        recorded, said = _record(model, named, [name for name in there])
+        for mark, name in new.items():
+            calls = recorded.get(name)
+            if not calls:
+                _KNOWN[mark] = _refused(there[name], said.get(name, "no forward pass reached it"))
+            elif any(len(one) > 1 for one in calls):
+                _KNOWN[mark] = _refused(there[name], f"its block is run {len(calls[0])} times in one pass")
+            else:
+                _KNOWN[mark] = examine(named[name], [one[0] for one in calls])
+
+
+def _record(
+    model: nn.Module, named: dict[str, nn.Module], names: list[str]
+) -> tuple[dict[str, list[list[Call]]], dict[str, str]]:
+    """For each block, its calls in passes of two lengths; and why there are none."""
+    found: dict[str, list[list[Call]]] = {}
+    said: dict[str, str] = {}
+    for source, _ in sources(model):
+        inside = [name for name in names if (name == source or name.startswith(f"{source}.") or not source) and name not in found]
+        if not inside:
+            continue
+        for length in LENGTHS:
+            with torch.no_grad(), Watch({}):
+                try:
+                    seen = record_blocks(named[source], {name: named[name] for name in inside}, length)
+                except Unfit as error:
+                    said |= dict.fromkeys(inside, str(error))
+                    continue
+            for name, calls in seen.items():
+                found.setdefault(name, []).append(calls)
+    return found, said
+
+
+def _refused(block: nn.Module, why: str) -> Finding:
+    return Finding((), dict.fromkeys(hypothesis.matrices_of(block), why))
+
+
+def examine(block: nn.Module, calls: list[Call]) -> Finding:
+    """Try a copy of a block."""
+    refill(block, seed=0)
+    why: dict[str, str] = {}
+    proved: list[Pattern] = []
+    trial = Trial(block, calls)
+    try:
+        found = list(hypothesis.hypotheses(block, trial.arguments[0]))
+    except Exception as error:  # whatever a module says to being run by itself
+        return _refused(block, f"the block failed when it was run by itself ({type(error).__name__}: {' '.join(str(error).split())[:120]})")
+    for one in found:
+        if isinstance(one, tuple):
+            why.setdefault(*one)
+            continue
+        try:
+            pattern = trial.prove(one)
+        except Unfit as error:
+            for side in one.matrices:
+                why.setdefault(side.path, str(error))
+            continue
+        taken = {side.path for other in proved for side in other.matrices}
+        shared = next((side.path for side in pattern.matrices if side.path in taken), None)
+        if shared is not None:
+            why.setdefault(shared, "its rows belong to two groups")
+            continue
+        proved.append(pattern)
+    inside = {side.path for pattern in proved for side in pattern.matrices}
+    left = {
+        name: why.get(name, "no other matrix reads what it makes, unit by unit")
+        for name in hypothesis.matrices_of(block)
+        if name not in inside
+    }
+    return Finding(tuple(proved), left, tuple(calls))

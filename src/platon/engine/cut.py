@@ -1,0 +1,132 @@
+"""Takes units out of a block: places of its tensors, and the numbers by which its modules count them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from platon.engine.attention import shrink_attention
+from platon.engine.pattern import Input, Number, Pattern, Side, value_at
+from platon.engine.replica import width_in
+from platon.engine.topology import is_conv1d, weights_of
+
+CHOSEN = "bias_heads"  # buffer of a module that gets a part for each head: those that it has left; saved with the weights
+
+
+def cut(block: nn.Module, pattern: Pattern, kept: Tensor) -> None:
+    """Leave a block the units that the mask `kept` names; at least one."""
+    for side in (*pattern.writers, *pattern.extras):
+        _cut_tensor(block, side, kept)
+    _cut_reader(block, pattern.reader, kept)
+    share = pattern.count / int(kept.sum())
+    for path in pattern.norms:
+        _rescale(block.get_submodule(path), share)
+    for number in pattern.numbers:
+        _set(block, number, number.value * int(kept.sum()) // pattern.count)
+    for given in pattern.inputs:
+        choose(block.get_submodule(given.module), given, kept.nonzero().view(-1))
+    for path in pattern.swaps:
+        shrink_attention(block.get_submodule(path), int(kept.sum()) / pattern.count)
+
+
+def chosen(tensor: Tensor, dim: int, places: Tensor) -> Any:
+    """Some places along a dimension; a parameter stays one."""
+    data = tensor.detach().index_select(dim, places.to(tensor.device))
+    return nn.Parameter(data, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else data
+
+
+def cut_columns(linear: Any, kept: Tensor) -> None:
+    """Leave a linear the features in `kept` of those that it is given; it may gather some of them only."""
+    new_place = torch.full((width_in(linear),), -1, dtype=torch.int64)
+    new_place[kept] = torch.arange(len(kept))
+    columns = getattr(linear, "columns", None)
+    features = new_place if columns is None else new_place[columns.cpu()]
+    linear.weight = chosen(linear.weight, int(not is_conv1d(linear)), (features >= 0).nonzero().view(-1))
+    if columns is not None:
+        linear.register_buffer("columns", features[features >= 0].to(columns.device))
+    setattr(linear, "nx" if is_conv1d(linear) else "in_features", len(kept))
+
+
+def _cut_reader(block: nn.Module, side: Side, kept: Tensor) -> None:
+    cut_columns(block.get_submodule(side.path.rpartition(".")[0]), side.places(kept))
+
+
+def _cut_tensor(block: nn.Module, side: Side, kept: Tensor) -> None:
+    path, _, key = side.path.rpartition(".")
+    owner: Any = block.get_submodule(path)
+    tensor: Tensor = getattr(owner, key)
+    places = side.places(kept)
+    setattr(owner, key, chosen(tensor, side.dim, places))
+    if weights_of(owner) and key == "weight":
+        setattr(owner, "nf" if is_conv1d(owner) else "out_features", len(places))
+    elif not list(owner.children()) and not weights_of(owner):  # a norm, an embedding: its numbers are of its tensor
+        before = tensor.shape[side.dim]
+        for name, value in list(vars(owner).items()):
+            if type(value) is int and value == before:
+                setattr(owner, name, len(places))
+            elif type(value) in (tuple, torch.Size) and value and value[-1] == before:
+                setattr(owner, name, (*value[:-1], len(places)))
+
+
+def _rescale(norm: Any, share: float) -> None:
+    """Let a norm over all units divide by the mean over as many features as there were; those that went were zero.
+
+    √(Σx²/n + ε) with n features in place of n·share is √share · √(Σx²/(n·share) + ε/share).
+    """
+    for name, parameter in list(norm.named_parameters(recurse=False)):
+        setattr(norm, name, nn.Parameter(parameter.detach() * share**0.5, requires_grad=parameter.requires_grad))
+    for name, value in list(vars(norm).items()):
+        if isinstance(value, float) and 0 < value < 0.01:
+            setattr(norm, name, value * share)
+
+
+def _set(block: nn.Module, number: Number, value: int) -> None:
+    owner: Any = block.get_submodule(number.module)
+    name = number.attribute
+    if name.startswith("config."):
+        name = name.removeprefix("config.")
+        owner.config = copy.copy(owner.config)
+        owner = owner.config
+    if number.place is None:
+        setattr(owner, name, value)
+    else:
+        before = getattr(owner, name)
+        after = [value if place == number.place else one for place, one in enumerate(before)]
+        setattr(owner, name, type(before)(after))
+
+
+def choose(module: Any, given: Input, units: Tensor) -> None:
+    """Let a module take these units' part of an argument from now on."""
+    places = torch.cat([(given.unit == unit).nonzero().view(-1) for unit in units.tolist()])
+    before = getattr(module, CHOSEN, None)
+    if before is None:
+        module.register_forward_pre_hook(Chooser(given.key, given.dim, len(given.unit)), with_kwargs=True)
+    else:  # places of the tensor as it is given, not of what earlier cuts left
+        places = before.cpu()[places]
+    module.register_buffer(CHOSEN, places.to(next(module.parameters()).device))
+
+
+class Chooser:
+    """A hook that picks the places in the buffer `bias_heads` from an argument.
+
+    Args:
+        key: position or name of the argument.
+        dim: the dimension.
+        period: how many places one row has; a row follows another where rows and heads share a dimension.
+    """
+
+    def __init__(self, key: int | str, dim: int, period: int) -> None:
+        self.key, self.dim, self.period = key, dim, period
+
+    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = kwargs.get(self.key) if isinstance(self.key, str) else args[self.key] if self.key < len(args) else None
+        if not isinstance(given, Tensor) or given.shape[self.dim] % self.period:
+            return None
+        rows = given.unflatten(self.dim, (-1, self.period)).index_select(self.dim + 1, module.bias_heads)
+        taken = rows.flatten(self.dim, self.dim + 1)
+        if isinstance(self.key, str):
+            return args, {**kwargs, self.key: taken}
+        return (*args[: self.key], taken, *args[self.key + 1 :]), kwargs

@@ -1,0 +1,213 @@
+"""Copies of models for trials: the same modules, other numbers in them, float64, on the CPU.
+
+A trial asks what a block computes, not what its weights are. So a copy takes the modules with all that they hold, and
+random parameters of the same shapes. That costs little memory, and it works where the weights cannot be used: sharded over
+ranks, on the meta device, on a device without float64.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from platon.engine.topology import is_conv1d, weights_of
+
+Fill = Callable[[str, torch.Size], Tensor]
+
+_KEPT_HOOKS = ("torch.nn.utils", "platon.")  # hooks that compute: weight norm, selections of a compact model
+_STRUCTURE = ("_parameters", "_buffers", "_modules")
+
+
+class Unfit(Exception):
+    """Why something cannot be tried; the text ends a sentence."""
+
+
+def replicate(model: nn.Module, fill: Fill) -> tuple[nn.Module, dict[str, nn.Module]]:
+    """A copy of a model with parameters from `fill`, and the copy's modules by the names of the model's.
+
+    Wrappers of `torch.compile` and FSDP come off. Linears that gather their inputs read all of them in the copy.
+    """
+    named = dict(model.named_modules(remove_duplicate=False))
+    copies: dict[int, nn.Module] = {}
+    for module in named.values():
+        if id(module) not in copies and not hasattr(module, "_orig_mod"):
+            cls: Any = plain_class(module)
+            copies[id(module)] = cls.__new__(cls)
+    for module in named.values():
+        inner: Any = module
+        while hasattr(inner, "_orig_mod"):
+            inner = inner._orig_mod
+        copies[id(module)] = copies[id(inner)]
+    memo: dict[int, Any] = dict(copies)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) not in memo:
+            memo[id(parameter)] = nn.Parameter(fill(name, _full_shape(model, name, parameter)))
+    for module in {id(module): module for module in named.values() if not hasattr(module, "_orig_mod")}.values():
+        _copy_into(copies[id(module)], module, memo)
+    return copies[id(model)].eval(), {name: copies[id(module)] for name, module in named.items()}
+
+
+def plain_class(module: nn.Module) -> type:
+    """The class without what FSDP puts in front of it, and without the gathering of a compact model."""
+    return next(
+        cls
+        for cls in type(module).__mro__
+        if not cls.__module__.startswith("torch.distributed") and not hasattr(cls, "gathers_columns")
+    )
+
+
+def inputs_of(linear: Any) -> Tensor:
+    """The features that a linear reads, one for each column of its matrix.
+
+    All of them in order, unless compaction left it a list of those that it gathers.
+    """
+    gathered = getattr(linear, "columns", None)
+    if isinstance(gathered, Tensor):
+        return gathered.cpu()
+    return torch.arange(linear.weight.shape[0 if is_conv1d(linear) else 1])
+
+
+def width_in(linear: Any) -> int:
+    """How many features there are for a linear to read, whether it gathers some of them or reads all."""
+    return int(linear.nx if is_conv1d(linear) else linear.in_features)
+
+
+def _full_shape(model: nn.Module, name: str, parameter: nn.Parameter) -> torch.Size:
+    owner: Any = model.get_submodule(name.rpartition(".")[0])
+    if name.endswith(".weight") and isinstance(getattr(owner, "columns", None), Tensor) and weights_of(owner):
+        shape = list(parameter.shape)
+        shape[int(not is_conv1d(owner))] = width_in(owner)
+        return torch.Size(shape)
+    return parameter.shape
+
+
+def _copy_into(copied: nn.Module, module: nn.Module, memo: dict[int, Any]) -> None:
+    own = vars(module)
+    sharded = type(module).__module__.startswith("torch.distributed") or any(
+        cls.__module__.startswith("torch.distributed") for cls in type(module).__mro__
+    )
+    for key, value in own.items():
+        if key in _STRUCTURE or (key == "forward" and "_original_forward" in own):
+            continue
+        if key.startswith("_") and key.endswith("_hooks"):
+            kept = {} if sharded else {k: hook for k, hook in value.items() if _computes(hook)}
+            copied.__dict__[key] = type(value)(kept)
+        elif key.startswith("_") and key.endswith(("_hooks_with_kwargs", "_hooks_always_called")):
+            copied.__dict__[key] = copy.copy(value)
+        else:
+            copied.__dict__[key] = _plain(_copied(value, memo))
+    if "_original_forward" in own:  # accelerate's wrapper casts to half precision
+        copied.__dict__.pop("_original_forward", None)
+    gathers = isinstance(getattr(module, "columns", None), Tensor) and bool(weights_of(module))
+    copied.__dict__["_parameters"] = {k: None if p is None else memo[id(p)] for k, p in module._parameters.items()}
+    copied.__dict__["_modules"] = {k: None if m is None else memo[id(m)] for k, m in module._modules.items()}
+    copied.__dict__["_buffers"] = {
+        k: _plain(b if b is None else memo.setdefault(id(b), b.detach().clone()))
+        for k, b in module._buffers.items()
+        if not (gathers and k == "columns")
+    }
+
+
+def _computes(hook: Any) -> bool:
+    place = getattr(hook, "__module__", "") if callable(hook) and hasattr(hook, "__qualname__") else type(hook).__module__
+    return place.startswith(_KEPT_HOOKS)
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:  # what cannot be copied is shared: process groups, locks, handles
+        return value
+
+
+def _plain(value: Any) -> Any:
+    """A tensor on the CPU, in float64 if it is of floats; anything else as it is."""
+    if not isinstance(value, Tensor) or isinstance(value, nn.Parameter):
+        return value
+    if value.is_meta:
+        raise Unfit("has buffers on the meta device, whose values are not known")
+    value = value.cpu()
+    return value.double() if value.is_floating_point() else value
+
+
+class Pool:
+    """Random parameters that share memory: for a pass through a model that only has to reach every block."""
+
+    def __init__(self, seed: int = 0, size: int = 1 << 21) -> None:
+        random = torch.Generator().manual_seed(seed)
+        self._matrix = torch.randn(size, generator=random, dtype=torch.float64).mul_(0.05)
+        self._vector = torch.rand(1 << 16, generator=random, dtype=torch.float64) + 0.5
+        self._place = 0
+
+    def __call__(self, name: str, shape: torch.Size) -> Tensor:
+        count = math.prod(shape)
+        source = self._vector if len(shape) < 2 else self._matrix
+        self._place = (self._place * 7 + 12345) % (len(source) // 4)
+        room = len(source) - self._place
+        if count <= room:
+            return source[self._place : self._place + count].view(shape)
+        # Rows that overlap: large matrices have as many different numbers as fit.
+        rows, width = shape[0], count // shape[0]
+        if width > room // 2:
+            return source.new_ones(()).mul_(0.01).expand(shape).clone()
+        step = max(1, (room - width) // rows)
+        strides = [step, *torch.empty(shape[1:], device="meta").stride()]
+        if rows > room - width:  # more rows than numbers: they repeat
+            return source[self._place : self._place + width].view(1, *shape[1:]).expand(shape)
+        return source.as_strided(shape, strides, self._place)
+
+
+def refill(module: nn.Module, seed: int) -> None:
+    """Give a copy new parameters of its own, all random: no zero, no tiny scale hides what the module computes."""
+    random = torch.Generator().manual_seed(seed)
+    new: dict[int, nn.Parameter] = {}
+    for owner in module.modules():
+        for key, parameter in owner._parameters.items():
+            if parameter is not None:
+                made = new.get(id(parameter))
+                if made is None:
+                    made = new[id(parameter)] = nn.Parameter(_random(key, parameter, owner, random))
+                owner._parameters[key] = made
+
+
+def _random(key: str, parameter: Tensor, owner: nn.Module, random: torch.Generator) -> Tensor:
+    shape = parameter.shape
+    if len(shape) < 2:
+        if key.endswith("bias"):
+            return torch.randn(shape, generator=random, dtype=torch.float64).mul_(0.5)
+        return torch.rand(shape, generator=random, dtype=torch.float64).add_(0.5)
+    fan = shape[0] if is_conv1d(owner) else math.prod(shape[1:])
+    if isinstance(owner, nn.Embedding):
+        fan = 1
+    return torch.randn(shape, generator=random, dtype=torch.float64).mul_(1.5 / math.sqrt(fan))
+
+
+def signature(block: nn.Module) -> str:
+    """What tells two blocks apart whose units may lie differently: classes, shapes, whole numbers and switches."""
+    parts: list[str] = []
+    configurations: dict[int, str] = {}
+    for name, module in block.named_modules():
+        simple = sorted(
+            f"{key}={value}"
+            for key, value in vars(module).items()
+            if isinstance(value, bool | int | str | tuple | list) and not _is_place(key)
+        )
+        config = getattr(module, "config", None)
+        if config is not None and hasattr(config, "__dict__") and id(config) not in configurations:
+            configurations[id(config)] = str(
+                sorted((k, v) for k, v in vars(config).items() if isinstance(v, bool | int | str) and not _is_place(k))
+            )
+        shapes = [f"{key}{tuple(t.shape)}" for key, t in [*module._parameters.items(), *module._buffers.items()] if t is not None]
+        cls = type(module)
+        parts.append(f"{name}:{plain_class(module).__module__}.{cls.__qualname__}:{simple}:{shapes}")
+    return "\n".join(parts + sorted(set(configurations.values())))
+
+
+def _is_place(key: str) -> bool:
+    """Whether an attribute says where the block is in the model, which does not change what it computes."""
+    return key in ("training", "layer_idx", "layer_id", "layer_index", "layer_number", "idx", "_name_or_path", "name_or_path")

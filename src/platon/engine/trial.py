@@ -1,0 +1,262 @@
+"""Proves or refuses a hypothesis about units: on a copy with random weights, in float64."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from platon.engine.cut import cut
+from platon.engine.hypothesis import matrices_of
+from platon.engine.pattern import Number, Pattern, Side
+from platon.engine.replica import Unfit
+from platon.engine.sample import Arguments, Call, cloned, mapped, tensors_in
+from platon.engine.topology import weights_of
+from platon.engine.trace import Watch
+
+LIMIT = 1e-8  # of the largest output
+_MOST_TRIES = 32
+
+
+class Trial:
+    """A copy of a block, what it is called with, and what it gives.
+
+    Args:
+        block: with random parameters in float64.
+        calls: one or several; a proof has to hold for all of them.
+    """
+
+    def __init__(self, block: nn.Module, calls: Sequence[Call]) -> None:
+        self.block = block
+        self.arguments = [mapped(call.arguments, lambda t: t.double() if t.is_floating_point() else t) for call in calls]
+        self.passed = set[int]().union(*(call.passed for call in calls))
+
+    def prove(self, pattern: Pattern) -> Pattern:
+        """The pattern with the numbers that have to change; raises `Unfit` with what failed.
+
+        Three claims, for several choices of units. Taking the units' features from what the reader reads gives the same as
+        zeroing their slices: nothing else depends on them. Cutting gives the same as zeroing. And so with one unit left.
+        """
+        self._check_uses(pattern)
+        for gone in _choices(pattern.count):
+            self._check_contribution(pattern, gone)
+        for gone in _choices(pattern.count):
+            pattern = self._check_cut(pattern, gone)
+        return pattern
+
+    def _check_uses(self, pattern: Pattern) -> None:
+        """Refuse a matrix that reads two different activations."""
+
+        def leaf(tensor: Tensor) -> Tensor:
+            return tensor.detach().double().requires_grad_() if tensor.is_floating_point() and tensor.ndim > 1 else tensor
+
+        fixed = [p for p in self.block.parameters() if p.requires_grad]
+        args, kwargs = mapped(self.arguments[0][0], leaf), mapped(self.arguments[0][1], leaf)
+        first = next((t for t in tensors_in((args, kwargs)) if t.requires_grad), None)
+        for tensor in tensors_in((args, kwargs)):
+            if tensor.requires_grad and first is not None and tensor.shape[0] != first.shape[0]:
+                tensor.requires_grad_(False)  # a table: relative positions, rotary angles
+        for parameter in fixed:
+            parameter.requires_grad_(False)
+        try:
+            with torch.enable_grad(), Watch(matrices_of(self.block)) as watch:
+                self.block(*args, **kwargs)
+        finally:
+            for parameter in fixed:
+                parameter.requires_grad_(True)
+        for side in pattern.matrices:
+            count = sum(1 for use in watch.uses if use.name == side.path and use.x.requires_grad)
+            if count > 1:
+                raise Unfit(f"{side.path!r} is used {count} times in one pass")
+
+    def _check_contribution(self, pattern: Pattern, gone: Tensor) -> None:
+        hidden = pattern.reader.unit
+
+        def mask(name: str, x: Tensor) -> Tensor:
+            return x * ~gone[hidden] if name == pattern.reader.path else x
+
+        spared = {side.path for side in self._normed(pattern)}
+        zeroed = shared_copy(self.block)
+        zero(zeroed, pattern, gone, spared)
+        for arguments in self.arguments:
+            masked, found = self._run(self.block, arguments, mask), self._run(zeroed, arguments)
+            difference = self._difference(masked, found, pattern, ~gone)
+            if not difference <= LIMIT:
+                raise Unfit(
+                    f"something else depends on the {pattern.kind} that {pattern.reader.path!r} reads "
+                    f"(outputs change by {difference:.1g})"
+                )
+
+    def _normed(self, pattern: Pattern) -> Iterator[Side]:
+        """Matrices before a norm over all units: zeroing a unit changes what the norm divides the others by.
+
+        Queries and keys may have such a norm. What reaches the reader linearly may not.
+        """
+        if not pattern.norms or pattern.kind != "heads":
+            return
+        widths = {
+            len(side.unit) for side in pattern.extras if side.path.rpartition(".")[0] in pattern.norms
+        }
+        values = _value_like(self.block, self.arguments[0], pattern)
+        if not values:
+            return
+        for side in pattern.writers:
+            if len(side.unit) in widths and side.path not in values:
+                yield side
+
+    def _check_cut(self, pattern: Pattern, gone: Tensor) -> Pattern:
+        zeroed = shared_copy(self.block)
+        zero(zeroed, pattern, gone, set())
+        expected = [self._run(zeroed, arguments) for arguments in self.arguments]
+        said = ""
+        for tried in self._candidates(pattern):
+            small = shared_copy(self.block)
+            try:
+                cut(small, tried, ~gone)
+                found = [self._run(small, arguments) for arguments in self.arguments]
+            except Exception as error:  # whatever a module says to numbers that do not fit
+                said = said or f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+                continue
+            difference = max(self._difference(a, b, pattern, ~gone) for a, b in zip(expected, found, strict=True))
+            if difference <= LIMIT:
+                return tried
+            said = f"outputs differ by {difference:.1g}"
+        raise Unfit(f"cut out, the {pattern.kind} that {pattern.reader.path!r} reads leave another result ({said})")
+
+    def _candidates(self, pattern: Pattern) -> Iterator[Pattern]:
+        """The pattern with one set of numbers to change after another, most of them first."""
+        if pattern.numbers or pattern.swaps:
+            yield pattern
+            return
+        torch_attention = [
+            name for name, m in self.block.named_modules() if isinstance(m, nn.MultiheadAttention) and name == pattern.core
+        ]
+        if torch_attention:
+            yield replace(pattern, swaps=tuple(torch_attention))
+            return
+        for numbers in (_numbers(self.block, pattern, False), _numbers(self.block, pattern, True)):
+            tries = 0
+            for left_out in range(len(numbers) + 1):
+                for some in combinations(numbers, len(numbers) - left_out):
+                    yield replace(pattern, numbers=some)
+                    tries += 1
+                    if tries >= _MOST_TRIES:
+                        break
+                if tries >= _MOST_TRIES:
+                    break
+
+    def _run(self, block: nn.Module, arguments: Arguments, change: Any = None) -> list[Tensor]:
+        args, kwargs = cloned(arguments)
+        with torch.no_grad(), Watch(matrices_of(block), change):
+            return list(tensors_in(block(*args, **kwargs)))
+
+    def _difference(self, one: list[Tensor], other: list[Tensor], pattern: Pattern, kept: Tensor) -> float:
+        """The largest, as a share of the largest output; infinite where shapes differ.
+
+        Of what has a part for each unit and goes to no other block (attention maps), only the kept units count.
+        """
+        if len(one) != len(other):
+            return float("inf")
+        largest = 0.0
+        for place, (a, b) in enumerate(zip(one, other, strict=True)):
+            apart = _apart(a, b)
+            if apart > LIMIT and place and place not in self.passed:
+                apart = min([apart, *(_apart(*both) for both in _of_kept(a, b, pattern, kept))])
+            largest = max(largest, apart)
+        return largest
+
+
+def _apart(a: Tensor, b: Tensor) -> float:
+    if a.shape != b.shape:
+        return float("inf")
+    if not a.numel() or (a is b):
+        return 0.0
+    a, b = a.double(), b.double()
+    if not torch.equal(a.isfinite(), b.isfinite()):
+        return float("inf")
+    size = a.nan_to_num(0, 0, 0).abs().max().clamp(min=1e-30)
+    return float((a - b).nan_to_num(0, 0, 0).abs().max() / size)
+
+
+def _of_kept(a: Tensor, b: Tensor, pattern: Pattern, kept: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Both without the units that went, along every dimension of the first that may be one of units."""
+    for dim in range(a.ndim):
+        if a.shape[dim] % pattern.count == 0 and a.shape[dim] in pattern.sizes:
+            places = kept.repeat_interleave(a.shape[dim] // pattern.count).nonzero().view(-1)
+            yield (
+                a.index_select(dim, places),
+                b.index_select(dim, places) if b.shape == a.shape else b,
+            )
+
+
+def zero(block: nn.Module, pattern: Pattern, gone: Tensor, spared: set[str]) -> None:
+    """Zero the slices of some units in all matrices but the spared ones."""
+    with torch.no_grad():
+        for side in pattern.matrices:
+            if side.path not in spared:
+                places = (gone[side.unit.clamp(min=0)] & (side.unit >= 0)).nonzero().view(-1)
+                _replace(block, side.path, block.get_parameter(side.path).index_fill(side.dim, places, 0.0))
+
+
+def shared_copy(block: nn.Module) -> nn.Module:
+    """A copy with the same parameters; they are replaced, never changed in place."""
+    return copy.deepcopy(block, {id(parameter): parameter for parameter in block.parameters()})
+
+
+def _replace(block: nn.Module, path: str, value: Tensor) -> None:
+    owner, _, key = path.rpartition(".")
+    setattr(block.get_submodule(owner), key, nn.Parameter(value.detach()))
+
+
+def _choices(count: int) -> Iterator[Tensor]:
+    """Masks of units to take away: one, about half of them at random, all but one."""
+    random = torch.Generator().manual_seed(count)
+    half = torch.randperm(count, generator=random)[: count // 2]
+    for units in dict.fromkeys((tuple(half.sort().values.tolist()), (0,), tuple(u for u in range(count) if u != count - 1))):
+        gone = torch.zeros(count, dtype=torch.bool)
+        gone[list(units)] = True
+        yield gone
+
+
+def _numbers(block: nn.Module, pattern: Pattern, with_config: bool) -> list[Number]:
+    """Whole numbers of the modules around the matrices that may count units or their features."""
+    found: list[Number] = []
+    inner = f"{pattern.core}." if pattern.core else ""
+    for path, module in block.named_modules():
+        around = path == "" or path == pattern.core or path.startswith(inner) or f"{pattern.core}.".startswith(f"{path}.")
+        if not around or type(module).__module__.startswith("torch.nn") or weights_of(module):
+            continue
+        for key, value in vars(module).items():
+            if key.startswith("_"):
+                continue
+            for place, one in enumerate(value) if type(value) in (list, tuple) else ((None, value),):
+                if type(one) is int and one in pattern.sizes and one > 1 and one % pattern.count == 0:
+                    found.append(Number(path, key, place, one))
+        config = getattr(module, "config", None)
+        if with_config and config is not None and (path == pattern.core):
+            for key, value in vars(config).items():
+                if type(value) is int and value in pattern.sizes and value > 1 and value % pattern.count == 0:
+                    found.append(Number(path, f"config.{key}", None, value))
+    return sorted(found, key=lambda number: "head" not in number.attribute)
+
+
+def _value_like(block: nn.Module, arguments: Arguments, pattern: Pattern) -> set[str]:
+    """Matrices without which the reader reads nothing but biases: zeroed as a whole, its features are the same everywhere."""
+    found = set()
+    args, kwargs = arguments
+    for side in pattern.writers:
+        silent = shared_copy(block)
+        with torch.no_grad():
+            _replace(silent, side.path, torch.zeros_like(silent.get_parameter(side.path)))
+            watch = Watch(matrices_of(silent))
+            with watch:
+                silent(*cloned(args), **cloned(kwargs))
+        x = next(use.x for use in watch.uses if use.name == pattern.reader.path).reshape(-1, len(pattern.reader.unit))
+        if bool(((x - x[:1]).abs().amax() <= 1e-9 * x.abs().amax().clamp(min=1e-9))):
+            found.add(side.path)
+    return found
