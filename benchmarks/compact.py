@@ -22,7 +22,7 @@ from transformers import BertConfig, BertForSequenceClassification
 import platon
 from platon.deploy.shrink import largest_difference
 from platon.deploy.speed import ENGINES, Setting, measure
-from platon.engine.family import heads, neurons
+from platon.engine.anatomy import heads, neurons
 
 SHARES = (0.5, 0.8)
 BARS = {0.5: 1.8, 0.8: 3.5}  # times as fast as dense, in eager PyTorch on two cores
@@ -36,16 +36,15 @@ def build(layers: int) -> nn.Module:
 def empty(model: nn.Module, share: float) -> None:
     """Zero this share of the heads and of the neurons, at random over the whole model."""
     random = torch.Generator().manual_seed(0)
-    for families in (heads(model), neurons(model)):
-        count = sum(family.count for family in families)
+    for groups in (heads(model), neurons(model)):
+        count = sum(group.count for group in groups)
         kept = torch.zeros(count, dtype=torch.bool)
         kept[torch.randperm(count, generator=random)[round(share * count) :]] = True
-        for family, mine in zip(families, kept.split([family.count for family in families]), strict=True):
+        for group, mine in zip(groups, kept.split([group.count for group in groups]), strict=True):
             mine[0] |= not mine.any()
             with torch.no_grad():
-                for member in family.members:
-                    gone = (~mine[member.group]).nonzero().view(-1)
-                    member.parameter.index_fill_(member.dim, gone, 0.0)
+                for part in group.slices:
+                    part.parameter.mul_(part.expand(mine.float()))
 
 
 def profile(model: nn.Module, batch: dict[str, torch.Tensor]) -> dict[str, float]:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 import platon
 from platon.deploy.surgery import Gathered
-from platon.engine.family import Family, heads, neurons
+from platon.engine.anatomy import heads, neurons
+from platon.engine.slices import Group, Slice
 
 LIMIT = 1e-5
 
@@ -38,11 +39,18 @@ def size(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def zero(family: Family, gone: Tensor) -> None:
+def unit_of(member: Slice) -> Tensor:
+    """The unit of each row or column."""
+    index = member.rows or member.columns
+    assert index is not None
+    return index.unit
+
+
+def zero(family: Group, gone: Tensor) -> None:
     """Zero all slices of the groups in `gone`."""
     with torch.no_grad():
-        for member in family.members:
-            member.parameter.index_fill_(member.dim, gone[member.group].nonzero().view(-1), 0.0)
+        for member in family.slices:
+            member.parameter.mul_(member.expand((~gone).float()))
 
 
 def mask_randomly(model: nn.Module, seed: int = 0) -> dict[str, int]:
@@ -88,9 +96,9 @@ def test_same_outputs_from_less(architecture: Any, implementation: str) -> None:
     assert difference(model, small, batch) <= LIMIT
     assert max(float((a - b).abs().max()) for a, b in zip(dense, outputs(model, batch), strict=True)) > 0.01
     # By count: what is left of the blocks is what was not zero.
-    blocks = sum(member.parameter.numel() for f in heads(model) + neurons(model) for member in f.members)
-    zeros = sum(int((m.parameter == 0).sum()) for f in heads(model) + neurons(model) for m in f.members)
-    kept = sum(member.parameter.numel() for f in heads(small) + neurons(small) for member in f.members)
+    blocks = sum(member.parameter.numel() for f in heads(model) + neurons(model) for member in f.slices)
+    zeros = sum(int((m.parameter == 0).sum()) for f in heads(model) + neurons(model) for m in f.slices)
+    kept = sum(member.parameter.numel() for f in heads(small) + neurons(small) for member in f.slices)
     assert kept == blocks - zeros
     # And the given model is what it was.
     assert model.state_dict().keys() == before.keys()
@@ -104,16 +112,16 @@ def test_a_constant_is_folded(architecture: Any) -> None:
     model = architecture.build()
     batch = architecture.batch(model)
     for family in heads(model):
-        plan = [m for m in family.members[:-1] if any(w in m.name for w in ("value", "v_proj", "v_lin", "attn.v."))]
+        plan = [m for m in family.slices[:-1] if any(w in m.name for w in ("value", "v_proj", "v_lin", "attn.v."))]
         with torch.no_grad():
             for member in plan:
-                member.parameter[member.group == 2] = 0.0
+                member.parameter[unit_of(member) == 2] = 0.0
             if not plan:  # packed
-                values = (family.members[0].group == 2) & (torch.arange(60) >= 40)
-                family.members[0].parameter[:, values] = 0.0
+                values = (unit_of(family.slices[0]) == 2) & (torch.arange(60) >= 40)
+                family.slices[0].parameter[:, values] = 0.0
     for family in neurons(model):
-        for member in family.members[:-1]:
-            zero(Family(family.name, family.count, (member,)), torch.arange(family.count) % 3 == 0)
+        for member in family.slices[:-1]:
+            zero(Group(family.name, family.count, (member,)), torch.arange(family.count) % 3 == 0)
     small = platon.compact(model)
     assert difference(model, small, batch) <= LIMIT
     assert [family.count for family in neurons(small)] == 3 * [24]
@@ -130,7 +138,7 @@ def test_inputs_that_are_still_used_are_gathered(architecture: Any) -> None:
     left = {}
     with torch.no_grad():
         for family in heads(model) + neurons(model):
-            for member in family.members:
+            for member in family.slices:
                 linear = model.get_submodule(member.name.removesuffix(".weight"))
                 inputs = 1 if isinstance(linear, nn.Linear) else 0
                 gone = torch.rand(member.parameter.shape[inputs], generator=random) < 0.4
@@ -171,7 +179,7 @@ def test_compact_models_are_compacted_again(architecture: Any) -> None:
                 gone = torch.rand(family.count, generator=chosen) < 0.3
                 gone[0] = False
                 zero(family, gone)
-                for member in family.members:
+                for member in family.slices:
                     linear = small.get_submodule(member.name.removesuffix(".weight"))
                     inputs = 1 if isinstance(linear, nn.Linear) else 0
                     member.parameter.select(inputs, seed).zero_()
@@ -291,7 +299,7 @@ def test_any_zeros_of_any_shape(seed: int) -> None:
     model = hf.BertModel(hf.BertConfig(**SMALL)).eval()
     with torch.no_grad():
         for family in heads(model) + neurons(model):
-            for member in family.members:
+            for member in family.slices:
                 for dim in (0, 1):
                     gone = torch.rand(member.parameter.shape[dim]) < torch.rand(1) * 1.2 - 0.2
                     member.parameter.index_fill_(dim, gone.nonzero().view(-1), 0.0)

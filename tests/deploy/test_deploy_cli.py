@@ -18,7 +18,7 @@ from platon.cli import model as cli_model
 from platon.cli.model import ENGINES, Format
 from platon.deploy import onnx, speed
 from platon.deploy.shrink import shrink
-from platon.engine.family import heads, neurons
+from platon.engine.anatomy import heads, neurons
 from platon.lab.errors import UserError
 from platon.lab.finished import evaluate_run, reopen
 from platon.lab.record import read_record
@@ -55,8 +55,8 @@ def structured(run: Path) -> Path:
     with torch.no_grad():
         for family in heads(model) + neurons(model):
             gone = torch.arange(family.count) % 2 == 1
-            for member in family.members:
-                member.parameter.index_fill_(member.dim, gone[member.group].nonzero().view(-1), 0.0)
+            for member in family.slices:
+                member.parameter.mul_(member.expand((~gone).float()))
     model.save_pretrained(run / "model")
     return run
 
@@ -114,7 +114,7 @@ def test_nothing_to_remove(run: Path) -> None:
     model = speed.opened(run / "model")
     with torch.no_grad():
         for family in heads(model) + neurons(model):
-            for member in family.members:
+            for member in family.slices:
                 member.parameter.add_(0.1)
     model.save_pretrained(run / "model")
     with pytest.raises(UserError, match="ViTForImageClassification has nothing to remove"):

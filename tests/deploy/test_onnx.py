@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import platon
 from platon.deploy import onnx
-from platon.engine.family import heads, neurons
+from platon.engine.anatomy import heads, neurons
 
 BERT: dict[str, Any] = {
     "vocab_size": 99,
@@ -30,9 +30,9 @@ def zeroed(model: nn.Module) -> nn.Module:
         for family in heads(model) + neurons(model):
             gone = torch.rand(family.count, generator=random) < 0.5
             gone[-1] = False
-            for member in family.members:
-                member.parameter.index_fill_(member.dim, gone[member.group].nonzero().view(-1), 0.0)
-                member.parameter.select(1 - member.dim, 3).zero_()
+            for member in family.slices:
+                member.parameter.mul_(member.expand((~gone).float()))
+                member.parameter.select(int(member.rows is not None), 3).zero_()
     return model
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import platon
 from platon.deploy import bitmask
 from platon.deploy.storage import MANIFEST, SPARSE, WEIGHTS, size_on_disk
-from platon.engine.family import heads, neurons
+from platon.engine.anatomy import heads, neurons
 
 SMALL: dict[str, Any] = {
     "vocab_size": 99,
@@ -39,10 +39,10 @@ def prune_groups(model: nn.Module, seed: int = 0, share: float = 0.5) -> None:
         for family in heads(model) + neurons(model):
             gone = torch.rand(family.count, generator=random) < share
             gone[-1] = False
-            for member in family.members:
-                member.parameter.index_fill_(member.dim, gone[member.group].nonzero().view(-1), 0.0)
-                member.parameter.select(1 - member.dim, 3).zero_()
-            family.members[-1].parameter.select(family.members[-1].dim, -1).zero_()  # half a head stays
+            for member in family.slices:
+                member.parameter.mul_(member.expand((~gone).float()))
+                member.parameter.select(int(member.rows is not None), 3).zero_()
+            family.slices[-1].parameter.select(int(family.slices[-1].rows is None), -1).zero_()  # half a head stays
 
 
 def same_bits(one: nn.Module, other: nn.Module) -> bool:

@@ -11,7 +11,8 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
-from platon.engine.family import Family, heads, neurons
+from platon.engine.anatomy import heads, neurons
+from platon.engine.slices import Group, Slice
 from platon.engine.topology import matrices
 
 
@@ -26,12 +27,24 @@ def without_biases(model: nn.Module) -> nn.Module:
     return model
 
 
-def zero(family: Family, group: int, which: Callable[[str], bool] = lambda name: True) -> None:
+def unit_of(member: Slice) -> Tensor:
+    """The unit of each row or column."""
+    index = member.rows or member.columns
+    assert index is not None
+    return index.unit
+
+
+def dim_of(member: Slice) -> int:
+    """The side of the stored tensor that the units lie along."""
+    return int(member.rows is None)
+
+
+def zero(family: Group, group: int, which: Callable[[str], bool] = lambda name: True) -> None:
     with torch.no_grad():
-        for member in family.members:
+        for member in family.slices:
             if which(member.name):
-                chosen = (member.group == group).nonzero().view(-1)
-                member.parameter.index_fill_(member.dim, chosen, 0.0)
+                chosen = (unit_of(member) == group).nonzero().view(-1)
+                member.parameter.index_fill_(dim_of(member), chosen, 0.0)
 
 
 def taken_in(model: nn.Module, path: str, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -85,11 +98,11 @@ def test_queries_keys_and_places_are_of_the_head(architecture: Any) -> None:
         family = heads(changed)[0]
         if architecture.output == "attn.c_proj":  # packed: the values are the last third of the columns
             with torch.no_grad():
-                columns = (family.members[0].group == group).nonzero().view(-1)
-                family.members[0].parameter[:, columns[columns < 40]] = 0.0
+                columns = (unit_of(family.slices[0]) == group).nonzero().view(-1)
+                family.slices[0].parameter[:, columns[columns < 40]] = 0.0
         else:
             value = ("value", "v_proj", "v_lin", ".v.")
-            last = family.members[-1].name
+            last = family.slices[-1].name
             zero(family, group, lambda name: name != last and not any(word in name for word in value))  # noqa: B023
         with torch.no_grad():
             after = changed(**look).attentions[0]
@@ -121,17 +134,17 @@ def test_a_neuron_is_what_its_slices_make(architecture: Any) -> None:
 
 def test_together_they_are_all_that_can_be_pruned(architecture: Any) -> None:
     model = architecture.build()
-    members = [member for family in heads(model) + neurons(model) for member in family.members]
+    members = [member for family in heads(model) + neurons(model) for member in family.slices]
     prunable = matrices(model)
     assert sorted(member.name for member in members) == sorted(prunable)
     for member in members:
         assert member.parameter is prunable[member.name]
-        assert member.group.dtype == torch.int64
-        assert member.group.shape == (member.parameter.shape[member.dim],)
+        assert unit_of(member).dtype == torch.int64
+        assert unit_of(member).shape == (member.parameter.shape[dim_of(member)],)
     for family in heads(model) + neurons(model):
         assert isinstance(model.get_submodule(family.name), nn.Module)
-        for member in family.members:
-            assert len(set(member.group.bincount(minlength=family.count).tolist())) == 1
+        for member in family.slices:
+            assert len(set(unit_of(member).bincount(minlength=family.count).tolist())) == 1
 
 
 def test_wrappers_leave_their_names(bert: nn.Module) -> None:
@@ -140,7 +153,7 @@ def test_wrappers_leave_their_names(bert: nn.Module) -> None:
         f"module.bert.encoder.layer.{number}.attention" for number in range(2)
     ]
     for family in heads(wrapped) + neurons(wrapped):
-        for member in family.members:
+        for member in family.slices:
             assert wrapped.get_parameter(member.name) is member.parameter
 
 
@@ -156,8 +169,8 @@ def test_cross_attention_has_heads_of_its_own() -> None:
     ends = {"bos_token_id": 1, "eos_token_id": 2}
     config = hf.GPT2Config(vocab_size=99, n_embd=32, n_layer=2, n_head=2, add_cross_attention=True, **ends)
     crossed = heads(hf.GPT2LMHeadModel(config))[1]
-    assert [member.name.split(".")[-2] for member in crossed.members] == ["q_attn", "c_attn", "c_proj"]
-    assert crossed.members[1].group.tolist() == 2 * (16 * [0] + 16 * [1])
+    assert [member.name.split(".")[-2] for member in crossed.slices] == ["q_attn", "c_attn", "c_proj"]
+    assert unit_of(crossed.slices[1]).tolist() == 2 * (16 * [0] + 16 * [1])
 
 
 SMALL = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
@@ -211,7 +224,7 @@ STRANGERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 @pytest.mark.parametrize("find", [heads, neurons])
 @pytest.mark.parametrize("name", STRANGERS)
-def test_others_are_refused_by_name(name: str, find: Callable[[nn.Module], list[Family]]) -> None:
+def test_others_are_refused_by_name(name: str, find: Callable[[nn.Module], list[Group]]) -> None:
     build, said = STRANGERS[name]
     with pytest.raises(ValueError, match="covered are BERT, RoBERTa") as caught:
         find(build())

@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from torch import Tensor, nn
 
 from platon.deploy import surgery
-from platon.engine.family import Family, anatomy, attribute, heads, neurons, width_in
-from platon.engine.topology import is_conv1d
+from platon.engine.anatomy import Finding, proved, remember
+from platon.engine.cut import CHOSEN, Chooser, cut
+from platon.engine.pattern import Pattern
+from platon.engine.replica import width_in
+from platon.engine.topology import is_conv1d, weights_of
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -21,41 +25,49 @@ def cut_to(model: nn.Module, shapes: Shapes) -> None:
     A model whose shapes fit already is left alone, of whatever architecture it is. What cannot be (a matrix that is
     larger, half a head, a feed-forward whose two matrices differ) is refused.
     """
-    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    if all(own.get(name) == shape for name, shape in shapes.items()):
+    there = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    if all(there.get(name) == shape for name, shape in shapes.items()):
         return
-    for family in heads(model) + neurons(model):
-        _cut_family(model, family, shapes)
+    for name, finding in proved(_with_buffers(model)).items():
+        block = model.get_submodule(name)
+        left = tuple(_cut_group(block, name, pattern, shapes) for pattern in finding.patterns)
+        for path, linear in block.named_modules():
+            if weights_of(linear) and surgery.is_plain(linear):
+                _cut_inputs(f"{name}.{path}", linear, shapes)
+        remember(block, Finding(left, finding.refusals, finding.calls))
 
 
-def _cut_family(model: nn.Module, family: Family, shapes: Shapes) -> None:
-    module = model.get_submodule(family.name)
-    plan = anatomy(module)
-    writers = [attribute(module, writer.path) for writer in plan.writers]
-    reader = attribute(module, plan.reader)
-    names = [member.name.removesuffix(".weight") for member in family.members]
-    # One of the writers says how many groups are left; all have to agree.
-    kept = {
-        _asked(shapes, name, writer, int(is_conv1d(writer))) * family.count / surgery.outputs(writer)
-        for name, writer in zip(names, writers, strict=False)
-    }
-    count = min(kept)
-    if len(kept) != 1 or not count.is_integer() or not 1 <= count <= family.count:
-        raise ValueError(f"the manifest does not fit: {family.name!r} cannot be cut to the shapes that it gives")
-    left = torch.arange(int(count))
-    width = width_in(reader)
-    if count < family.count:
-        for member, writer in zip(family.members, writers, strict=False):
-            surgery.cut_rows(writer, (member.group < count).nonzero().view(-1))
-        surgery.cut_columns(reader, torch.arange(int(width * count / family.count)), width)
-        surgery.recount(module)
-    for name, linear in zip(names, [*writers, reader], strict=True):
-        _cut_inputs(name, linear, shapes)
-    chosen = next((name for name in shapes if name == f"{family.name}.attn.{surgery.BIAS_HEADS}"), None)
-    if plan.bias_by_head and chosen is not None:
-        if shapes[chosen] != (len(left),):
-            raise ValueError(f"the manifest does not fit: {chosen!r} is {list(shapes[chosen])} for {len(left)} heads")
-        surgery.register_bias_heads(module.attn, left)
+def _with_buffers(model: Any) -> nn.Module:
+    """A model that can be tried: one whose buffers hold numbers; parameters may be on the meta device."""
+    if not any(buffer.is_meta for buffer in model.buffers()):
+        return model
+    with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
+        built: nn.Module = type(model)(model.config)
+    return built
+
+
+def _cut_group(block: nn.Module, name: str, pattern: Pattern, shapes: Shapes) -> Pattern:
+    where = ".".join(filter(None, (name, pattern.module)))
+    counts = set()
+    for side in pattern.writers:
+        shape = shapes.get(f"{name}.{side.path}", ())
+        if len(shape) != 2:
+            raise ValueError(f"the manifest does not fit: it has no matrix {f'{name}.{side.path}'!r}")
+        fixed = int((side.unit < 0).sum())
+        counts.add((shape[side.dim] - fixed) * pattern.count / (len(side.unit) - fixed))
+    count = min(counts)
+    if len(counts) != 1 or not count.is_integer() or not 1 <= count <= pattern.count:
+        raise ValueError(f"the manifest does not fit: {where!r} cannot be cut to the shapes that it gives")
+    if count == pattern.count:
+        return pattern
+    kept = torch.arange(pattern.count) < count
+    cut(block, pattern, kept)
+    for given in pattern.inputs:
+        path = ".".join(filter(None, (name, given.module, CHOSEN)))
+        left: Tensor = getattr(block.get_submodule(given.module), CHOSEN)
+        if shapes.get(path, tuple(left.shape)) != tuple(left.shape):
+            raise ValueError(f"the manifest does not fit: {path!r} is {list(shapes[path])} for {len(left)} heads")
+    return pattern.cut(kept)
 
 
 def _cut_inputs(name: str, linear: Any, shapes: Shapes) -> None:
@@ -75,20 +87,10 @@ def _cut_inputs(name: str, linear: Any, shapes: Shapes) -> None:
 def check_choice(model: nn.Module, name: str, chosen: Tensor) -> None:
     """Refuse a list of inputs or heads that names one that is not there; other tensors may hold anything."""
     path, _, kind = name.rpartition(".")
-    if kind not in (surgery.COLUMNS, surgery.BIAS_HEADS):
+    if kind not in (surgery.COLUMNS, CHOSEN):
         return
     module: Any = model.get_submodule(path)
-    there = width_in(module) if kind == surgery.COLUMNS else _config_heads(model)
+    hooks = module._forward_pre_hooks.values()
+    there = width_in(module) if kind == surgery.COLUMNS else next(h.period for h in hooks if isinstance(h, Chooser))
     if chosen.dtype != torch.int64 or bool(((chosen < 0) | (chosen >= there)).any()):
         raise ValueError(f"the weights are damaged: {name!r} names some that are not there, of {there}")
-
-
-def _config_heads(model: Any) -> int:
-    return int(model.config.num_attention_heads)
-
-
-def _asked(shapes: Shapes, name: str, linear: Any, dim: int) -> int:
-    shape = shapes.get(f"{name}.weight", ())
-    if len(shape) != 2:
-        raise ValueError(f"the manifest does not fit: it has no matrix {name + '.weight'!r}")
-    return shape[dim]

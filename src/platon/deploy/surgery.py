@@ -1,4 +1,4 @@
-"""Cuts rows and columns out of linears, and tells the modules around them how many heads are left."""
+"""Linears that read only some of the features that they are given, and biases that take up what was removed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from platon.engine.family import anatomy, attribute
+from platon.engine.cut import chosen
 from platon.engine.topology import is_conv1d
 
-COLUMNS, BIAS_HEADS = "columns", "bias_heads"  # buffers that say what is left: they are saved with the weights
+COLUMNS = "columns"  # buffer that says which features are read; it is saved with the weights
 
 
 class Gathered(nn.Linear):
@@ -20,6 +20,7 @@ class Gathered(nn.Linear):
     `in_features` is what it is given; the matrix has a column for each that it reads.
     """
 
+    gathers_columns = True
     columns: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
@@ -29,6 +30,7 @@ class Gathered(nn.Linear):
 class GatheredConv1D(Conv1D):
     """GPT-2's linear, which stores the transpose, in the same way."""
 
+    gathers_columns = True
     columns: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
@@ -52,30 +54,10 @@ def reads(linear: Any) -> Tensor:
     return weight.T if is_conv1d(linear) else weight
 
 
-def cut_rows(linear: Any, kept: Tensor) -> None:
-    """Leave a linear the outputs in `kept`."""
-    linear.weight = _chosen(linear.weight, int(is_conv1d(linear)), kept)
-    if linear.bias is not None:
-        linear.bias = _chosen(linear.bias, 0, kept)
-    _set_width(linear, "out_features", "nf", len(kept))
-
-
-def cut_columns(linear: Any, kept: Tensor, width: int) -> None:
-    """Leave a linear the inputs whose features are in `kept`, of which there were `width`."""
-    new_place = torch.full((width,), -1, dtype=torch.int64)
-    new_place[kept] = torch.arange(len(kept))
-    columns = getattr(linear, COLUMNS, None)
-    features = new_place if columns is None else new_place[columns.cpu()]
-    linear.weight = _chosen(linear.weight, int(not is_conv1d(linear)), (features >= 0).nonzero().view(-1))
-    if columns is not None:
-        linear.register_buffer(COLUMNS, features[features >= 0].to(columns.device))
-    _set_width(linear, "in_features", "nx", len(kept))
-
-
 def gather(linear: Any, kept: Tensor) -> None:
     """Let a linear read those of its columns that are in `kept`, and no other."""
     before = getattr(linear, COLUMNS, None)
-    linear.weight = _chosen(linear.weight, int(not is_conv1d(linear)), kept)
+    linear.weight = chosen(linear.weight, int(not is_conv1d(linear)), kept)
     become_gathered(linear, kept.to(linear.weight.device) if before is None else before[kept.to(before.device)])
 
 
@@ -94,42 +76,6 @@ def add_to_bias(linear: Any, constant: Tensor) -> None:
         linear.bias.copy_(linear.bias.double() + constant)
 
 
-def choose_bias_heads(module: Any, kept: Tensor) -> None:
-    """MPNet's scores get a bias for each head, made once for all layers: this layer takes those of its heads."""
-    before = getattr(module, BIAS_HEADS, None)
-    register_bias_heads(module, kept if before is None else before[kept.to(before.device)])
-
-
-def register_bias_heads(module: Any, chosen: Tensor) -> None:
-    """Take these heads' part of the bias from now on."""
-    first = not hasattr(module, BIAS_HEADS)
-    module.register_buffer(BIAS_HEADS, chosen.to(next(module.parameters()).device))
-    if first:
-        module.register_forward_pre_hook(_take_bias_heads)
-
-
-def _take_bias_heads(module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    hidden, mask, bias, *rest = inputs
-    return None if bias is None else (hidden, mask, bias.index_select(1, module.bias_heads), *rest)
-
-
-def recount(module: nn.Module) -> None:
-    """Write the number of heads that the matrices have into the attributes of an attention that say it."""
-    plan = anatomy(module)
-    if plan.size is None:
-        return
-    query = next(writer for writer in plan.writers if "query" in writer.roles)
-    width = outputs(attribute(module, query.path)) // len(query.roles)
-    values = dict.fromkeys(plan.counts, width // int(attribute(module, plan.size))) | dict.fromkeys(plan.widths, width)
-    for path, value in values.items():
-        owner, _, name = path.rpartition(".")
-        setattr(attribute(module, owner) if owner else module, name, value)
-
-
-def _chosen(parameter: nn.Parameter, dim: int, kept: Tensor) -> nn.Parameter:
-    data = parameter.detach().index_select(dim, kept.to(parameter.device))
-    return nn.Parameter(data, requires_grad=parameter.requires_grad)
-
-
-def _set_width(linear: Any, of_linear: str, of_conv1d: str, width: int) -> None:
-    setattr(linear, of_conv1d if is_conv1d(linear) else of_linear, width)
+def is_plain(linear: nn.Module) -> bool:
+    """Whether a linear's class computes a product and nothing else; a class derived from it may do anything."""
+    return type(linear) in (nn.Linear, Conv1D, Gathered, GatheredConv1D)

@@ -7,19 +7,18 @@ the units may lie in it, `trial` proves or refuses that. Nothing here knows an a
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from platon.engine import hypothesis
 from platon.engine.attention import become_fewer
-from platon.engine.pattern import Pattern, Side
+from platon.engine.pattern import Pattern
 from platon.engine.replica import Pool, Unfit, inputs_of, refill, replicate, signature
 from platon.engine.sample import LENGTHS, Call, record_blocks, sources
 from platon.engine.slices import Group, Index, Slice
-from platon.engine.topology import blocks, is_conv1d, weights_of
+from platon.engine.topology import blocks, weights_of
 from platon.engine.trace import Watch, steady
 from platon.engine.trial import Trial
 
@@ -79,6 +78,14 @@ def parts(model: nn.Module) -> list[Part]:
 def refusals(model: nn.Module) -> dict[str, str]:
     """The matrices of the blocks that are in no proved group, and why."""
     return {f"{name}.{path}": why for name, one in study(model).items() for path, why in one.refusals.items()}
+
+
+def proved(model: nn.Module) -> dict[str, Finding]:
+    """What `study` finds; refused where no block has a proved group."""
+    found = study(model)
+    if not any(finding.patterns for finding in found.values()):
+        raise ValueError(_refusal(model, "heads or neurons"))
+    return found
 
 
 def _groups(model: nn.Module, kind: str) -> list[Group]:

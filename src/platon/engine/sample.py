@@ -38,6 +38,7 @@ def attempts(model: nn.Module, length: int) -> Iterator[Arguments]:
         main = getattr(model, "main_input_name", "input_ids")
         needed = [name for name, one in asked.items() if one.default is inspect.Parameter.empty and name in known]
         few = [main, *needed, *(["decoder_input_ids"] if _config(model, "is_encoder_decoder") else [])]
+        few += ["encoder_hidden_states"] if _config(model, "add_cross_attention") else []
         still: dict[str, Any] = {"use_cache": False} if "use_cache" in asked or _config(model, "use_cache") else {}
         masked = ["attention_mask"] if length == LENGTHS[1] else []
         for names in ([*few, *masked], few, [name for name in asked if name in known and name != "inputs_embeds"]):

@@ -1,0 +1,306 @@
+"""Every model type of the installed transformers that a tiny configuration can build: are its heads and neurons cut exactly?
+
+    python benchmarks/architectures.py                       all types, one process each; about an hour on one core
+    python benchmarks/architectures.py bert t5 gemma3        these alone
+    python benchmarks/architectures.py --table docs/architectures.md --results survey.jsonl     write the table of a survey
+
+For each type a model is built with random weights, biases and norms included. Half of the heads and neurons that platon proves
+are zeroed, the model is compacted, and its outputs are compared with those of the zeroed model on inputs that the proof has
+not seen; models that generate have to give the same tokens, and what is saved has to come back with the same outputs.
+
+- exact: groups were found, every output agrees to 1e-5 of the largest, at least 95 % of the zeroed weights are gone.
+- refused: no head and no neuron is proved, with the first reason.
+- wrong: anything else that came out of `platon.compact`.
+- not built: the tiny configuration does not make a model that runs.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import resource
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
+
+import platon
+from platon.engine.anatomy import heads, neurons, refusals
+from platon.engine.sample import attempts, mapped, tensors_in
+
+SECONDS, GIGABYTES = 120, 6
+
+# Small numbers for the usual names of sizes; what is not named keeps its default.
+_SIZES: dict[int, str] = {
+    32: "hidden_size d_model n_embd dim embed_dim encoder_embed_dim decoder_embed_dim emb_dim model_dim decoder_hidden_size "
+    "encoder_hidden_size embedding_size d_embed projection_dim out_hidden_size text_embed_dim fusion_hidden_size "
+    "hidden_dim_size vision_embed_dim word_embed_proj_dim encoder_hidden_dim cross_attention_hidden_size code_dim "
+    "bottleneck_size true_hidden_size intra_bottleneck_size d_head_total query_dim perceiver_dim feature_dim",
+    4: "num_attention_heads n_head n_heads encoder_attention_heads decoder_attention_heads num_heads attention_heads "
+    "num_local_experts n_routed_experts num_experts encoder_num_attention_heads decoder_num_attention_heads nhead "
+    "encoder_num_heads decoder_num_heads num_cross_attention_heads num_query_heads heads n_group moe_num_experts",
+    2: "num_key_value_heads num_hidden_layers n_layer n_layers encoder_layers decoder_layers num_layers num_decoder_layers "
+    "encoder_num_hidden_layers decoder_num_hidden_layers num_encoder_layers num_experts_per_tok layers depth "
+    "num_kv_heads multi_query_group_num topk_group n_shared_experts num_blocks encoder_num_key_value_heads "
+    "decoder_num_key_value_heads encoder_depth decoder_depth moe_topk moe_k num_feedforward_networks num_hidden_groups",
+    44: "intermediate_size n_inner ffn_dim d_ff encoder_ffn_dim decoder_ffn_dim hidden_dim moe_intermediate_size d_inner "
+    "encoder_intermediate_size decoder_intermediate_size ffn_hidden_size mlp_dim dim_feedforward ff_dim "
+    "shared_expert_intermediate_size intermediate_dim feed_forward_size encoder_feedforward_dim decoder_feedforward_dim",
+    8: "head_dim d_kv d_head kv_channels attention_head_dim rotary_dim qk_rope_head_dim qk_nope_head_dim v_head_dim "
+    "patch_size kv_lora_rank window_size swa_head_dim",
+    12: "q_lora_rank",
+    120: "vocab_size vocab_size_or_config_json_file text_vocab_size decoder_vocab_size encoder_vocab_size",
+    64: "max_position_embeddings n_positions n_ctx max_sequence_length max_seq_len seq_length max_length "
+    "max_target_positions max_source_positions sliding_window max_seq_length position_embedding_size",
+    32 * 1: "image_size img_size",
+    3: "num_channels",
+    1: "bos_token_id eos_token_id decoder_start_token_id cls_token_id sep_token_id mask_token_id unk_token_id",
+    0: "pad_token_id first_k_dense_replace",
+    16: "num_mel_bins num_conv_pos_embeddings relative_attention_num_buckets num_buckets entity_emb_size conv_depthwise_kernel_size",
+}
+SIZES = {name: size for size, names in _SIZES.items() for name in names.split()}
+SIZES |= {"image_size": 32, "img_size": 32, "num_conv_pos_embedding_groups": 4, "depths": [1, 2], "depth_multiplier": 1.0}
+SIZES |= {"conv_dim": [16, 16], "conv_stride": [5, 2], "conv_kernel": [10, 3], "num_feat_extract_layers": 2}
+
+
+def tiny(kind: Any) -> Any:
+    """A configuration of this class with small sizes."""
+    with contextlib.suppress(Exception):
+        return kind(**_small(kind))
+    return kind(**{name: value for name, value in _small(kind).items() if not isinstance(value, list)})
+
+
+def _small(kind: Any) -> dict[str, Any]:
+    inner = {name: tiny(one) for name, one in (getattr(kind, "sub_configs", None) or {}).items() if one is not _auto()}
+    try:
+        default = kind().to_dict()
+    except Exception:
+        default = {}
+    found: dict[str, Any] = dict(inner)
+    for name, value in default.items():
+        if name in inner or name in ("layer_types", "transformers_version", "model_type"):
+            continue
+        if name in SIZES and (type(value) is type(SIZES[name]) or value is None):
+            if value is not None or name in ("num_key_value_heads", "head_dim", "n_inner"):
+                found[name] = SIZES[name]
+        elif name in SIZES and isinstance(value, list | tuple) and value and all(type(v) is int for v in value):
+            found[name] = [SIZES[name]] * len(value) if not isinstance(SIZES[name], list) else SIZES[name]
+        elif name.endswith("token_id") and isinstance(value, int) and value >= SIZES["vocab_size"]:
+            found[name] = 100 + len(found) % 15
+    return found
+
+
+def _auto() -> Any:
+    return transformers.AutoConfig
+
+
+def build(name: str) -> nn.Module:
+    """A small model of this type, as its most complete class, with random numbers everywhere."""
+    kind = CONFIG_MAPPING[name]
+    config = tiny(kind)
+    for mapping in ("MODEL_FOR_CAUSAL_LM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM", "MODEL_FOR_MASKED_LM", "MODEL"):
+        classes = getattr(modeling_auto, f"{mapping}_MAPPING")
+        if kind in classes and _fits(classes[kind], config):
+            cls = classes[kind]
+            break
+    else:
+        raise ValueError("no model class takes this configuration alone")
+    torch.manual_seed(0)
+    model: nn.Module = (cls[0] if isinstance(cls, tuple) else cls)(config).eval().float()
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            if parameter.ndim < 2:
+                parameter.normal_(0.0 if path.endswith("bias") else 1.0, 0.2)
+            else:
+                parameter.normal_(0.0, 0.15)
+    return model
+
+
+def _fits(cls: Any, config: Any) -> bool:
+    cls = cls[0] if isinstance(cls, tuple) else cls
+    return getattr(cls, "config_class", None) is None or isinstance(config, cls.config_class)
+
+
+def outputs(model: nn.Module, length: int = 11) -> tuple[list[Tensor], Any]:
+    """The float outputs for inputs of this length, and the inputs."""
+    said: Exception | None = None
+    for args, kwargs in attempts(model, length):
+        args, kwargs = mapped((args, kwargs), lambda t: t.float() if t.is_floating_point() else t)
+        try:
+            with torch.no_grad():
+                found = model(*args, **kwargs)
+        except Exception as error:
+            said = said or error
+            continue
+        return [t for t in tensors_in(found) if t.is_floating_point()], (args, kwargs)
+    raise ValueError(f"does not run: {type(said).__name__}: {' '.join(str(said).split())[:150]}")
+
+
+def apart(one: list[Tensor], other: list[Tensor]) -> float:
+    """The largest difference, as a share of the largest output."""
+    largest = 0.0
+    for a, b in zip(one, other, strict=True):
+        if a.shape != b.shape:
+            if a.ndim == b.ndim == 4:  # a map of attention or a cache: fewer heads
+                continue
+            return float("inf")
+        if a.numel():
+            a, b = a.double().nan_to_num(0, 0, 0), b.double().nan_to_num(0, 0, 0)
+            largest = max(largest, float((a - b).abs().max() / a.abs().max().clamp(min=1.0)))
+    return largest
+
+
+def survey(name: str) -> dict[str, Any]:
+    """What becomes of one model type."""
+    start = time.perf_counter()
+    found: dict[str, Any] = {"type": name}
+    try:
+        model = build(name)
+        outputs(model)
+    except Exception as error:
+        return found | {"outcome": "not built", "why": f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"}
+    found["class"] = type(model).__name__
+    prunable = _prunable(model)
+    found["blocks"] = len(platon.engine.topology.blocks(model))
+    groups: list[Any] = []
+    reasons = []
+    for kind, find in {"heads": heads, "neurons": neurons}.items():
+        try:
+            mine = find(model)
+        except ValueError as error:
+            mine = []
+            reasons.append(str(error))
+        found[kind] = len(mine)
+        groups += mine
+    found["covered"] = round(sum(int(g.sizes.sum()) for g in groups) / prunable, 3) if prunable else 0.0
+    try:
+        found["left"] = dict(list(refusals(model).items())[:6])
+    except ValueError as error:
+        found["left"] = {"": str(error)}
+    if not groups:
+        return found | {"outcome": "refused", "why": reasons[0], "seconds": round(time.perf_counter() - start, 1)}
+    return found | _cut(model, groups) | {"seconds": round(time.perf_counter() - start, 1)}
+
+
+def _prunable(model: nn.Module) -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return sum(m.numel() for m in platon.engine.topology.matrices(model).values())
+
+
+def _cut(model: nn.Module, groups: list[Any]) -> dict[str, Any]:
+    random = torch.Generator().manual_seed(7)
+    zeroed = 0
+    with torch.no_grad():
+        for group in groups:
+            kept = torch.rand(group.count, generator=random) < 0.5
+            kept[int(torch.randint(group.count, (1,), generator=random))] = True
+            zeroed += int(group.sizes[~kept].sum())
+            for part in group.slices:
+                part.parameter.mul_(part.expand(kept.float()))
+    before = sum(p.numel() for p in model.parameters())
+    expected, (args, kwargs) = outputs(model)
+    try:
+        small = platon.compact(model)
+    except ValueError as error:
+        return {"outcome": "refused", "why": str(error)}
+    except Exception as error:
+        return {"outcome": "wrong", "why": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+    result: dict[str, Any] = {"gone": round((before - sum(p.numel() for p in small.parameters())) / max(1, zeroed), 4)}
+    try:
+        with torch.no_grad():
+            given = [t for t in tensors_in(small(*args, **kwargs)) if t.is_floating_point()]
+        result["difference"] = apart(expected, given)
+        result["generates"] = _generates(model, small)
+        result["stored"] = _stored(small, args, kwargs)
+    except Exception as error:
+        return result | {"outcome": "wrong", "why": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+    fine = result["difference"] <= 1e-5 and result["gone"] >= 0.95 and result["generates"] is not False
+    return result | {"outcome": "exact" if fine and result["stored"] is not False else "wrong"}
+
+
+def _generates(model: Any, small: Any) -> bool | None:
+    """Whether both give the same tokens; `None`: the model does not generate from tokens."""
+    if not getattr(model, "can_generate", lambda: False)() or model.main_input_name != "input_ids":
+        return None
+    start = torch.randint(5, 90, (2, 6), generator=torch.Generator().manual_seed(5))
+    settings: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "attention_mask": torch.ones_like(start)}
+    settings |= {"eos_token_id": None, "pad_token_id": 0}
+    try:
+        expected = model.generate(start, **settings)
+    except Exception:
+        return None
+    return bool(torch.equal(expected, small.generate(start, **settings)))
+
+
+def _stored(small: Any, args: Any, kwargs: Any) -> bool | str:
+    """Whether it is the same after saving and loading, or why it cannot be saved."""
+    with tempfile.TemporaryDirectory() as place:
+        try:
+            platon.save(small, Path(place) / "model")
+        except ValueError as error:
+            return str(error)[:200]
+        back = platon.load(Path(place) / "model")
+    with torch.no_grad():
+        one, other = ([t for t in tensors_in(m(*args, **kwargs)) if t.is_floating_point()] for m in (small, back))
+    return apart(one, other) == 0.0
+
+
+def in_child(name: str) -> dict[str, Any]:
+    """`survey` in a process of its own, with limits of time and memory."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        resource.setrlimit(resource.RLIMIT_AS, (GIGABYTES << 30, GIGABYTES << 30))
+        signal.alarm(SECONDS)
+        sys.stdout = sys.stderr = open(os.devnull, "w")
+        try:
+            found = survey(name)
+        except BaseException as error:  # a child says everything in one line, whatever happens
+            found = {"type": name, "outcome": "failed", "why": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+        os.write(writing, json.dumps(found).encode()[:60000])
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        said = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if not said:
+        why = f"more than {SECONDS} s" if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM else f"ended with {status}"
+        return {"type": name, "outcome": "not built", "why": why}
+    return dict(json.loads(said))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("types", nargs="*", help="model types; all by default")
+    parser.add_argument("--results", type=Path, help="append a JSON line for each type to this file, and skip those in it")
+    parser.add_argument("--here", action="store_true", help="run in this process, to see errors")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    done = set()
+    if options.results and options.results.exists():
+        done = {json.loads(line)["type"] for line in options.results.read_text().splitlines()}
+    for name in options.types or sorted(CONFIG_MAPPING_NAMES):
+        if name in done:
+            continue
+        found = survey(name) if options.here else in_child(name)
+        print(json.dumps(found), flush=True)
+        if options.results:
+            with options.results.open("a") as file:
+                file.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()
