@@ -61,7 +61,6 @@ _SIZES: dict[int, str] = {
     120: "vocab_size vocab_size_or_config_json_file text_vocab_size decoder_vocab_size encoder_vocab_size",
     64: "max_position_embeddings n_positions n_ctx max_sequence_length max_seq_len seq_length max_length "
     "max_target_positions max_source_positions sliding_window max_seq_length position_embedding_size",
-    32 * 1: "image_size img_size",
     3: "num_channels",
     1: "bos_token_id eos_token_id decoder_start_token_id cls_token_id sep_token_id mask_token_id unk_token_id",
     0: "pad_token_id first_k_dense_replace",
@@ -90,7 +89,7 @@ def _small(kind: Any) -> dict[str, Any]:
         if name in inner or name in ("layer_types", "transformers_version", "model_type"):
             continue
         if name in SIZES and (type(value) is type(SIZES[name]) or value is None):
-            if value is not None or name in ("num_key_value_heads", "head_dim", "n_inner"):
+            if value is not None or name in ("num_key_value_heads", "head_dim", "n_inner", "vocab_size", "pad_token_id", "mask_token_id"):
                 found[name] = SIZES[name]
         elif name in SIZES and isinstance(value, list | tuple) and value and all(type(v) is int for v in value):
             found[name] = [SIZES[name]] * len(value) if not isinstance(SIZES[name], list) else SIZES[name]
@@ -107,7 +106,7 @@ def build(name: str) -> nn.Module:
     """A small model of this type, as its most complete class, with random numbers everywhere."""
     kind = CONFIG_MAPPING[name]
     config = tiny(kind)
-    for mapping in ("MODEL_FOR_CAUSAL_LM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM", "MODEL_FOR_MASKED_LM", "MODEL"):
+    for mapping in ("MODEL_FOR_SPEECH_SEQ_2_SEQ", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM", "MODEL_FOR_CAUSAL_LM", "MODEL_FOR_MASKED_LM", "MODEL"):
         classes = getattr(modeling_auto, f"{mapping}_MAPPING")
         if kind in classes and _fits(classes[kind], config):
             cls = classes[kind]
@@ -170,6 +169,8 @@ def survey(name: str) -> dict[str, Any]:
         return found | {"outcome": "not built", "why": f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"}
     found["class"] = type(model).__name__
     prunable = _prunable(model)
+    if not all(bool(t.isfinite().any()) for t in outputs(model)[0] if t.numel()):
+        return found | {"outcome": "not built", "why": "its outputs are not finite with random weights"}
     found["blocks"] = len(platon.engine.topology.blocks(model))
     groups: list[Any] = []
     reasons = []
@@ -235,6 +236,7 @@ def _generates(model: Any, small: Any) -> bool | None:
     start = torch.randint(5, 90, (2, 6), generator=torch.Generator().manual_seed(5))
     settings: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "attention_mask": torch.ones_like(start)}
     settings |= {"eos_token_id": None, "pad_token_id": 0}
+    settings |= {"decoder_start_token_id": 0} if model.config.is_encoder_decoder else {}
     try:
         expected = model.generate(start, **settings)
     except Exception:

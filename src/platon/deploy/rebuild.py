@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from platon.deploy import surgery
 from platon.engine.anatomy import Finding, proved, remember
-from platon.engine.cut import CHOSEN, Chooser, cut
+from platon.engine.bias import CHOSEN, Chooser
+from platon.engine.cut import cut
 from platon.engine.pattern import Pattern
 from platon.engine.replica import width_in
 from platon.engine.topology import is_conv1d, weights_of

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from platon.engine.attention import shrink_attention
-from platon.engine.pattern import Input, Number, Pattern, Side, value_at
+from platon.engine.bias import choose
+from platon.engine.pattern import Number, Pattern, Side
 from platon.engine.replica import width_in
 from platon.engine.topology import is_conv1d, weights_of
-
-CHOSEN = "bias_heads"  # buffer of a module that gets a part for each head: those that it has left; saved with the weights
 
 
 def cut(block: nn.Module, pattern: Pattern, kept: Tensor) -> None:
@@ -96,37 +95,3 @@ def _set(block: nn.Module, number: Number, value: int) -> None:
         before = getattr(owner, name)
         after = [value if place == number.place else one for place, one in enumerate(before)]
         setattr(owner, name, type(before)(after))
-
-
-def choose(module: Any, given: Input, units: Tensor) -> None:
-    """Let a module take these units' part of an argument from now on."""
-    places = torch.cat([(given.unit == unit).nonzero().view(-1) for unit in units.tolist()])
-    before = getattr(module, CHOSEN, None)
-    if before is None:
-        module.register_forward_pre_hook(Chooser(given.key, given.dim, len(given.unit)), with_kwargs=True)
-    else:  # places of the tensor as it is given, not of what earlier cuts left
-        places = before.cpu()[places]
-    module.register_buffer(CHOSEN, places.to(next(module.parameters()).device))
-
-
-class Chooser:
-    """A hook that picks the places in the buffer `bias_heads` from an argument.
-
-    Args:
-        key: position or name of the argument.
-        dim: the dimension.
-        period: how many places one row has; a row follows another where rows and heads share a dimension.
-    """
-
-    def __init__(self, key: int | str, dim: int, period: int) -> None:
-        self.key, self.dim, self.period = key, dim, period
-
-    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = kwargs.get(self.key) if isinstance(self.key, str) else args[self.key] if self.key < len(args) else None
-        if not isinstance(given, Tensor) or given.shape[self.dim] % self.period:
-            return None
-        rows = given.unflatten(self.dim, (-1, self.period)).index_select(self.dim + 1, module.bias_heads)
-        taken = rows.flatten(self.dim, self.dim + 1)
-        if isinstance(self.key, str):
-            return args, {**kwargs, self.key: taken}
-        return (*args[: self.key], taken, *args[self.key + 1 :]), kwargs

@@ -59,13 +59,17 @@ class Probe:
         finally:
             for handle in handles:
                 handle.remove()
-            for buffer in _float_buffers(block).values():
-                buffer.requires_grad_(False)
         self.uses = watch.uses
         self.inputs = inputs
         self.seen = {id(tensor) for tensor in inputs}
         for number, tensor in enumerate(inputs):
             self.leaves[f"<{number}>"] = tensor
+
+    def close(self) -> None:
+        """Leave the block's buffers as they were."""
+        for name, leaf in self.leaves.items():
+            if not name.startswith("<") and not isinstance(leaf, nn.Parameter):
+                leaf.requires_grad_(False)
 
     def _note(self, name: str) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -171,9 +175,11 @@ def hypotheses(block: nn.Module, arguments: Arguments) -> Iterator[Pattern | tup
             continue
         seen.add(use.name)
         reading = Reading(probe, use, block)
-        if not reading.writers:
-            continue
-        yield from _from_reading(reading)
+        if reading.writers:
+            yield from _from_reading(reading)
+    probe.close()
+    used = {use.name for use in probe.uses}
+    yield from ((name, "the forward pass on small random inputs does not use it") for name in probe.matrices if name not in used)
 
 
 def _from_reading(reading: Reading) -> Iterator[Pattern | tuple[str, str]]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -43,12 +41,14 @@ class Input:
         key: position or name of the argument.
         dim: the dimension of the units.
         unit: the unit of each place of one period; the dimension holds one period or more.
+        made: the module makes the tensor if it is given none, and gives it on.
     """
 
     module: str
     key: int | str
     dim: int
     unit: Tensor
+    made: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,7 @@ class Pattern:
         numbers: what has to be changed when units go.
         sizes: whole numbers that might count the units or their features.
         swaps: paths of modules whose class has to change, since theirs cannot have fewer heads.
+        settled: whether `numbers`, `inputs` and `swaps` have been found by a trial.
     """
 
     kind: str
@@ -98,6 +99,7 @@ class Pattern:
     numbers: tuple[Number, ...] = ()
     sizes: frozenset[int] = frozenset()
     swaps: tuple[str, ...] = ()
+    settled: bool = False
 
     @property
     def matrices(self) -> tuple[Side, ...]:
@@ -121,10 +123,3 @@ class Pattern:
             numbers=tuple(replace(number, value=scaled(number.value)) for number in self.numbers),
             sizes=frozenset(scaled(value) for value in self.sizes),
         )
-
-
-def value_at(owner: Any, path: str) -> Any:
-    """What a dotted path from the module leads to; the empty path is the module."""
-    for name in path.split(".") if path else ():
-        owner = getattr(owner, name)
-    return owner

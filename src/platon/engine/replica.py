@@ -95,7 +95,7 @@ def _copy_into(copied: nn.Module, module: nn.Module, memo: dict[int, Any]) -> No
         if key in _STRUCTURE or (key == "forward" and "_original_forward" in own):
             continue
         if key.startswith("_") and key.endswith("_hooks"):
-            kept = {} if sharded else {k: hook for k, hook in value.items() if _computes(hook)}
+            kept = {} if sharded else {k: _copied(hook, memo) for k, hook in value.items() if _computes(hook)}
             copied.__dict__[key] = type(value)(kept)
         elif key.startswith("_") and key.endswith(("_hooks_with_kwargs", "_hooks_always_called")):
             copied.__dict__[key] = copy.copy(value)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,105 +32,121 @@ def sources(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def attempts(model: nn.Module, length: int) -> Iterator[Arguments]:
-    """Arguments for the forward pass, one guess after another."""
-    random = torch.Generator().manual_seed(length)
-    if _is_pretrained(model):
-        known = _builders(model, length, random)
-        asked = inspect.signature(model.forward).parameters
-        main = getattr(model, "main_input_name", "input_ids")
-        needed = [name for name, one in asked.items() if one.default is inspect.Parameter.empty and name in known]
-        few = [main, *needed, *(["decoder_input_ids"] if _config(model, "is_encoder_decoder") else [])]
-        few += ["encoder_hidden_states"] if _config(model, "add_cross_attention") else []
-        still: dict[str, Any] = {"use_cache": False} if "use_cache" in asked or _config(model, "use_cache") else {}
-        masked = ["attention_mask"] if length == LENGTHS[1] else []
-        for names in ([*few, *masked], few, [name for name in asked if name in known and name != "inputs_embeds"]):
-            chosen = {name: known[name]() for name in dict.fromkeys(names) if name in known and name in asked}
-            for settings in ({**still, "return_dict": True}, still, {}):
-                yield (), {**chosen, **settings}
+    """Arguments for the forward pass, one guess after another; they depend on the length alone."""
+    if not _is_pretrained(model):
+        yield from _guesses(model, length)
         return
-    yield from _guesses(model, length, random)
+    asked = inspect.signature(model.forward).parameters
+    kinds = _Kinds(model, length)
+    main = getattr(model, "main_input_name", "input_ids")
+    few = [main, *(name for name, one in asked.items() if one.default is inspect.Parameter.empty)]
+    few += ["decoder_input_ids"] if kinds.number("is_encoder_decoder") else []
+    few += ["encoder_hidden_states"] if kinds.number("add_cross_attention") else []
+    masked = [*few, "attention_mask"] if length == LENGTHS[1] else few
+    every = [name for name in asked if name != "inputs_embeds"]
+    still: dict[str, Any] = {"use_cache": False} if "use_cache" in asked or kinds.number("use_cache") is not None else {}
+    for names in dict.fromkeys((tuple(masked), tuple(few), tuple(every))):
+        for settings in (still, {}) if still else ({},):
+            yield (), {name: kinds.build(name) for name in dict.fromkeys(names) if name in asked and kinds.knows(name)} | settings
 
 
 def _is_pretrained(module: Any) -> bool:
     return hasattr(module, "config") and hasattr(module, "main_input_name") and hasattr(module, "get_input_embeddings")
 
 
-def _config(model: Any, *names: str) -> Any:
-    """The first of these that the configuration, or one inside it, has."""
-    config = getattr(model, "config", None)
-    inner = [getattr(config, name, None) for name in ("text_config", "vision_config", "audio_config", "encoder", "decoder")]
-    for one in (config, *inner):
-        for name in names:
-            if getattr(one, name, None) is not None:
-                return getattr(one, name)
-    return None
+class _Kinds:
+    """Builds arguments of models of transformers by their names."""
 
+    def __init__(self, model: Any, length: int) -> None:
+        self.model, self.length = model, length
+        self.random = torch.Generator().manual_seed(length)
+        config = getattr(model, "config", None)
+        inner = ("text_config", "vision_config", "audio_config", "encoder", "decoder", "backbone_config")
+        self.configurations = [config, *(getattr(config, name, None) for name in inner)]
+        size = self.number("image_size", "img_size", "input_size") or 32
+        size = list(size.values()) if isinstance(size, dict) else size
+        self.image = (size, size) if isinstance(size, int) else tuple(size)[-2:]
+        self.frames = min(2 * (self.number("max_source_positions") or 32), 3000)
+        large = {"pixel_values": math.prod(self.image) > 128**2, "input_features": self.frames > 256}
+        self.rows = 1 if large.get(getattr(model, "main_input_name", ""), False) else ROWS
 
-def _builders(model: Any, length: int, random: torch.Generator) -> dict[str, Callable[[], Tensor]]:
-    def tokens(size: int = length) -> Tensor:
-        words = _config(model, "vocab_size")
-        try:
-            words = min(words or 1 << 30, model.get_input_embeddings().num_embeddings)
-        except (AttributeError, NotImplementedError):
-            pass
-        high = min(words or 50, 90) if isinstance(words, int) else 50
-        found = torch.randint(min(4, high - 1), high, (ROWS, size), generator=random)
-        end = _config(model, "eos_token_id")
-        if isinstance(end, int) and 0 <= end < high and not _config(model, "is_encoder_decoder"):
-            found[:, -1] = end  # some pool at the end of the text
-        elif isinstance(end, int) and _config(model, "is_encoder_decoder") and 0 <= end < high:
-            found[:, -1] = end
+    def number(self, *names: str) -> Any:
+        """The first of these that the configuration, or one inside it, has."""
+        for one in self.configurations:
+            for name in names:
+                if getattr(one, name, None) is not None:
+                    return getattr(one, name)
+        return None
+
+    def knows(self, name: str) -> bool:
+        """Whether arguments of this name can be built."""
+        return hasattr(self, f"_{name}")
+
+    def build(self, name: str) -> Tensor:
+        """An argument of this name."""
+        found: Tensor = getattr(self, f"_{name}")()
         return found
 
-    def floats(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=random, dtype=torch.float64)
+    def _floats(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.random, dtype=torch.float64)
 
-    def images() -> Tensor:
-        size = _config(model, "image_size", "img_size", "input_size") or 32
-        height, width = (size, size) if isinstance(size, int) else (list(size.values()) if isinstance(size, dict) else size)[-2:]
-        return floats(_rows(height, width), _config(model, "num_channels", "in_channels", "in_chans", "num_image_channels") or 3, height, width)
-
-    def _rows(height: int, width: int) -> int:
-        return ROWS if height * width <= 128 * 128 else 1
-
-    def mask() -> Tensor:
-        found = torch.ones(ROWS, length, dtype=torch.int64)
-        found[-1, length - 2 :] = 0
+    def _tokens(self, length: int) -> Tensor:
+        words = self.number("vocab_size")
+        with suppress(AttributeError, NotImplementedError, TypeError):
+            words = min(words or 1 << 30, self.model.get_input_embeddings().num_embeddings)
+        high = min(words, 90) if isinstance(words, int) else 50
+        found = torch.randint(min(4, high - 1), high, (self.rows, length), generator=self.random)
+        end = self.number("eos_token_id")
+        if isinstance(end, int) and 0 <= end < high:
+            found[:, -1] = end  # some models pool what is at the end of the text
         return found
 
-    def features() -> Tensor:
-        bins = _config(model, "num_mel_bins", "input_feat_per_channel", "feature_size") or 80
-        frames = 2 * (_config(model, "max_source_positions") or 32)
-        if getattr(model, "main_input_name", "") == "input_features" and _config(model, "model_type") in (None,):
-            frames = 64
-        return floats(1, bins, min(frames, 3000)) if _config(model, "max_source_positions") else floats(ROWS, 64, bins)
+    def _input_ids(self) -> Tensor:
+        return self._tokens(self.length)
 
-    def boxes() -> Tensor:
-        corner = torch.randint(0, 20, (ROWS, length, 2), generator=random)
+    def _decoder_input_ids(self) -> Tensor:
+        return self._tokens(max(3, self.length - 1))
+
+    def _attention_mask(self) -> Tensor:
+        found = torch.ones(self.rows, self.length, dtype=torch.int64)
+        found[-1, self.length - 2 :] = 0
+        return found
+
+    def _pixel_values(self) -> Tensor:
+        channels = self.number("num_channels", "in_channels", "in_chans", "num_image_channels") or 3
+        return self._floats(self.rows, channels, *self.image)
+
+    def _input_features(self) -> Tensor:
+        bins = self.number("num_mel_bins", "input_feat_per_channel", "feature_size", "feature_projection_input_dim") or 80
+        if self.number("max_source_positions") and not self.number("conv_kernel_sizes"):
+            return self._floats(self.rows, bins, self.frames)
+        return self._floats(self.rows, 64, bins)
+
+    def _input_values(self) -> Tensor:
+        bins = self.number("num_mel_bins")
+        return self._floats(self.rows, self.number("max_length") or 64, bins) if bins else self._floats(self.rows, 2000)
+
+    def _bbox(self) -> Tensor:
+        corner = torch.randint(0, 20, (self.rows, self.length, 2), generator=self.random)
         return torch.cat([corner, corner + 20], -1)
 
-    return {
-        "input_ids": tokens,
-        "decoder_input_ids": lambda: tokens(max(3, length - 1)),
-        "attention_mask": mask,
-        "pixel_values": images,
-        "input_features": features,
-        "input_values": lambda: floats(ROWS, 2000) if not _config(model, "num_mel_bins") else floats(ROWS, _config(model, "max_length") or 64, _config(model, "num_mel_bins")),
-        "bbox": boxes,
-        "inputs_embeds": lambda: floats(ROWS, length, _config(model, "hidden_size", "d_model")),
-        "hidden_states": lambda: floats(ROWS, length, _config(model, "hidden_size", "d_model")),
-        "encoder_hidden_states": lambda: floats(ROWS, length, _config(model, "hidden_size", "d_model")),
-    }
+    def _hidden_states(self) -> Tensor:
+        return self._floats(self.rows, self.length, self.number("hidden_size", "d_model"))
+
+    _inputs_embeds = _encoder_hidden_states = _hidden_states
 
 
-def _guesses(model: nn.Module, length: int, random: torch.Generator) -> Iterator[Arguments]:
+def _guesses(model: nn.Module, length: int) -> Iterator[Arguments]:
     """For a model that was written by hand: token numbers, vectors or images, by its first layer with weights."""
-    first = next((m for m in model.modules() if isinstance(m, nn.Embedding | nn.Linear | nn.Conv2d | nn.MultiheadAttention)), None)
+    random = torch.Generator().manual_seed(length)
+    kinds = (nn.Embedding, nn.Linear, nn.Conv2d, nn.MultiheadAttention)
+    first: Any = next((module for module in model.modules() if isinstance(module, kinds)), None)
     if isinstance(first, nn.Embedding):
-        sizes = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
-        tokens = torch.randint(0, min(90, *sizes) if len(sizes) > 1 and min(sizes) > length else first.num_embeddings, (ROWS, length), generator=random)
-        yield (tokens,), {}
-        yield (tokens, tokens.flip(0)), {}
+        words = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
+        for high in dict.fromkeys((first.num_embeddings, min(words))):
+            tokens = torch.randint(0, high, (ROWS, length), generator=random)
+            yield (tokens,), {}
+            yield (tokens, tokens.flip(0)), {}
     elif isinstance(first, nn.Conv2d):
         for size in (32, 64, 224):
             yield (torch.randn(1, first.in_channels, size, size, generator=random, dtype=torch.float64),), {}

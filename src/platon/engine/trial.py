@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from platon.engine.bias import makes_bias
 from platon.engine.cut import cut
 from platon.engine.hypothesis import matrices_of
-from platon.engine.pattern import Number, Pattern, Side
+from platon.engine.pattern import Input, Number, Pattern, Side
 from platon.engine.replica import Unfit
 from platon.engine.sample import Arguments, Call, cloned, mapped, tensors_in
 from platon.engine.topology import weights_of
@@ -124,13 +125,13 @@ class Trial:
                 continue
             difference = max(self._difference(a, b, pattern, ~gone) for a, b in zip(expected, found, strict=True))
             if difference <= LIMIT:
-                return tried
+                return replace(tried, settled=True)
             said = f"outputs differ by {difference:.1g}"
         raise Unfit(f"cut out, the {pattern.kind} that {pattern.reader.path!r} reads leave another result ({said})")
 
     def _candidates(self, pattern: Pattern) -> Iterator[Pattern]:
         """The pattern with one set of numbers to change after another, most of them first."""
-        if pattern.numbers or pattern.swaps:
+        if pattern.settled:
             yield pattern
             return
         torch_attention = [
@@ -139,6 +140,12 @@ class Trial:
         if torch_attention:
             yield replace(pattern, swaps=tuple(torch_attention))
             return
+        core = self.block.get_submodule(pattern.core)
+        if pattern.kind == "heads" and makes_bias(core):
+            given = Input(pattern.core, "position_bias", 1, torch.arange(pattern.count), made=True)
+            tables = {f"{pattern.core}.{name}" for name, _ in core.named_parameters()}
+            kept = tuple(s for s in pattern.extras if s.path not in tables or len(s.unit) != pattern.count)
+            pattern = replace(pattern, inputs=(given,), extras=kept)
         for numbers in (_numbers(self.block, pattern, False), _numbers(self.block, pattern, True)):
             tries = 0
             for left_out in range(len(numbers) + 1):
