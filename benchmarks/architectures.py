@@ -1,12 +1,13 @@
-"""Every model type of the installed transformers that a tiny configuration can build: are its heads and neurons cut exactly?
+"""Every model type of the installed transformers that a tiny configuration can build: is it cut exactly?
 
-    python benchmarks/architectures.py                       all types, one process each; about an hour on one core
+    python benchmarks/architectures.py                       all types, a process each; about an hour on one core
     python benchmarks/architectures.py bert t5 gemma3        these alone
-    python benchmarks/architectures.py --table docs/architectures.md --results survey.jsonl     write the table of a survey
+    python benchmarks/architectures.py --results survey.jsonl --table       the table for docs/architectures.md
 
-For each type a model is built with random weights, biases and norms included. Half of the heads and neurons that platon proves
-are zeroed, the model is compacted, and its outputs are compared with those of the zeroed model on inputs that the proof has
-not seen; models that generate have to give the same tokens, and what is saved has to come back with the same outputs.
+For each type a model is built with random weights, biases and norms included. Half of the heads and neurons that platon
+proves are zeroed, the model is compacted, and its outputs are compared with those of the zeroed model on inputs that the
+proof has not seen; models that generate have to give the same tokens, and what is saved has to come back with the same
+outputs.
 
 - exact: groups were found, every output agrees to 1e-5 of the largest, at least 95 % of the zeroed weights are gone.
 - refused: no head and no neuron is proved, with the first reason.
@@ -40,34 +41,46 @@ from platon.engine.sample import attempts, mapped, tensors_in
 SECONDS, GIGABYTES = 120, 6
 
 # Small numbers for the usual names of sizes; what is not named keeps its default.
-_SIZES: dict[int, str] = {
-    32: "hidden_size d_model n_embd dim embed_dim encoder_embed_dim decoder_embed_dim emb_dim model_dim decoder_hidden_size "
-    "encoder_hidden_size embedding_size d_embed projection_dim out_hidden_size text_embed_dim fusion_hidden_size "
-    "hidden_dim_size vision_embed_dim word_embed_proj_dim encoder_hidden_dim cross_attention_hidden_size code_dim "
-    "bottleneck_size true_hidden_size intra_bottleneck_size d_head_total query_dim perceiver_dim feature_dim",
-    4: "num_attention_heads n_head n_heads encoder_attention_heads decoder_attention_heads num_heads attention_heads "
-    "num_local_experts n_routed_experts num_experts encoder_num_attention_heads decoder_num_attention_heads nhead "
-    "encoder_num_heads decoder_num_heads num_cross_attention_heads num_query_heads heads n_group moe_num_experts",
-    2: "num_key_value_heads num_hidden_layers n_layer n_layers encoder_layers decoder_layers num_layers num_decoder_layers "
-    "encoder_num_hidden_layers decoder_num_hidden_layers num_encoder_layers num_experts_per_tok layers depth "
-    "num_kv_heads multi_query_group_num topk_group n_shared_experts num_blocks encoder_num_key_value_heads "
-    "decoder_num_key_value_heads encoder_depth decoder_depth moe_topk moe_k num_feedforward_networks num_hidden_groups",
-    44: "intermediate_size n_inner ffn_dim d_ff encoder_ffn_dim decoder_ffn_dim hidden_dim moe_intermediate_size d_inner "
-    "encoder_intermediate_size decoder_intermediate_size ffn_hidden_size mlp_dim dim_feedforward ff_dim "
-    "shared_expert_intermediate_size intermediate_dim feed_forward_size encoder_feedforward_dim decoder_feedforward_dim",
-    8: "head_dim d_kv d_head kv_channels attention_head_dim rotary_dim qk_rope_head_dim qk_nope_head_dim v_head_dim "
-    "patch_size kv_lora_rank window_size swa_head_dim",
-    12: "q_lora_rank",
-    120: "vocab_size vocab_size_or_config_json_file text_vocab_size decoder_vocab_size encoder_vocab_size",
-    64: "max_position_embeddings n_positions n_ctx max_sequence_length max_seq_len seq_length max_length "
-    "max_target_positions max_source_positions sliding_window max_seq_length position_embedding_size",
-    3: "num_channels",
-    1: "bos_token_id eos_token_id decoder_start_token_id cls_token_id sep_token_id mask_token_id unk_token_id",
-    0: "pad_token_id first_k_dense_replace",
-    16: "num_mel_bins num_conv_pos_embeddings relative_attention_num_buckets num_buckets entity_emb_size conv_depthwise_kernel_size",
+_SIZES: tuple[tuple[int, str], ...] = (
+    (32, "hidden_size d_model n_embd dim embed_dim encoder_embed_dim decoder_embed_dim emb_dim model_dim"),
+    (
+        32,
+        "decoder_hidden_size encoder_hidden_size embedding_size d_embed projection_dim out_hidden_size text_embed_dim",
+    ),
+    (32, "fusion_hidden_size hidden_dim_size vision_embed_dim word_embed_proj_dim encoder_hidden_dim code_dim"),
+    (32, "cross_attention_hidden_size bottleneck_size true_hidden_size intra_bottleneck_size image_size img_size"),
+    (4, "num_attention_heads n_head n_heads encoder_attention_heads decoder_attention_heads num_heads attention_heads"),
+    (4, "num_local_experts n_routed_experts num_experts encoder_num_attention_heads decoder_num_attention_heads nhead"),
+    (4, "encoder_num_heads decoder_num_heads num_cross_attention_heads num_query_heads heads n_group moe_num_experts"),
+    (2, "num_key_value_heads num_hidden_layers n_layer n_layers encoder_layers decoder_layers num_layers depth layers"),
+    (2, "num_decoder_layers encoder_num_hidden_layers decoder_num_hidden_layers num_encoder_layers num_blocks"),
+    (
+        2,
+        "num_kv_heads multi_query_group_num topk_group n_shared_experts encoder_num_key_value_heads num_experts_per_tok",
+    ),
+    (2, "decoder_num_key_value_heads encoder_depth decoder_depth moe_topk moe_k num_feedforward_networks"),
+    (44, "intermediate_size n_inner ffn_dim d_ff encoder_ffn_dim decoder_ffn_dim hidden_dim moe_intermediate_size"),
+    (44, "encoder_intermediate_size decoder_intermediate_size ffn_hidden_size mlp_dim dim_feedforward ff_dim d_inner"),
+    (44, "shared_expert_intermediate_size intermediate_dim feed_forward_size encoder_feedforward_dim"),
+    (8, "head_dim d_kv d_head kv_channels attention_head_dim rotary_dim qk_rope_head_dim qk_nope_head_dim v_head_dim"),
+    (8, "patch_size kv_lora_rank window_size swa_head_dim"),
+    (12, "q_lora_rank"),
+    (120, "vocab_size vocab_size_or_config_json_file text_vocab_size decoder_vocab_size encoder_vocab_size"),
+    (64, "max_position_embeddings n_positions n_ctx max_sequence_length max_seq_len seq_length max_length"),
+    (64, "max_target_positions max_source_positions sliding_window max_seq_length position_embedding_size"),
+    (3, "num_channels"),
+    (1, "bos_token_id eos_token_id decoder_start_token_id cls_token_id sep_token_id mask_token_id unk_token_id"),
+    (0, "pad_token_id first_k_dense_replace"),
+    (16, "num_mel_bins num_conv_pos_embeddings relative_attention_num_buckets num_buckets entity_emb_size"),
+)
+SIZES = {name: size for size, names in _SIZES for name in names.split()}
+SIZES |= {
+    "image_size": 32,
+    "img_size": 32,
+    "num_conv_pos_embedding_groups": 4,
+    "depths": [1, 2],
+    "depth_multiplier": 1.0,
 }
-SIZES = {name: size for size, names in _SIZES.items() for name in names.split()}
-SIZES |= {"image_size": 32, "img_size": 32, "num_conv_pos_embedding_groups": 4, "depths": [1, 2], "depth_multiplier": 1.0}
 SIZES |= {"conv_dim": [16, 16], "conv_stride": [5, 2], "conv_kernel": [10, 3], "num_feat_extract_layers": 2}
 
 
@@ -89,7 +102,14 @@ def _small(kind: Any) -> dict[str, Any]:
         if name in inner or name in ("layer_types", "transformers_version", "model_type"):
             continue
         if name in SIZES and (type(value) is type(SIZES[name]) or value is None):
-            if value is not None or name in ("num_key_value_heads", "head_dim", "n_inner", "vocab_size", "pad_token_id", "mask_token_id"):
+            if value is not None or name in (
+                "num_key_value_heads",
+                "head_dim",
+                "n_inner",
+                "vocab_size",
+                "pad_token_id",
+                "mask_token_id",
+            ):
                 found[name] = SIZES[name]
         elif name in SIZES and isinstance(value, list | tuple) and value and all(type(v) is int for v in value):
             found[name] = [SIZES[name]] * len(value) if not isinstance(SIZES[name], list) else SIZES[name]
@@ -106,7 +126,13 @@ def build(name: str) -> nn.Module:
     """A small model of this type, as its most complete class, with random numbers everywhere."""
     kind = CONFIG_MAPPING[name]
     config = tiny(kind)
-    for mapping in ("MODEL_FOR_SPEECH_SEQ_2_SEQ", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM", "MODEL_FOR_CAUSAL_LM", "MODEL_FOR_MASKED_LM", "MODEL"):
+    for mapping in (
+        "MODEL_FOR_SPEECH_SEQ_2_SEQ",
+        "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM",
+        "MODEL_FOR_CAUSAL_LM",
+        "MODEL_FOR_MASKED_LM",
+        "MODEL",
+    ):
         classes = getattr(modeling_auto, f"{mapping}_MAPPING")
         if kind in classes and _fits(classes[kind], config):
             cls = classes[kind]
@@ -265,11 +291,15 @@ def in_child(name: str) -> dict[str, Any]:
         os.close(reading)
         resource.setrlimit(resource.RLIMIT_AS, (GIGABYTES << 30, GIGABYTES << 30))
         signal.alarm(SECONDS)
-        sys.stdout = sys.stderr = open(os.devnull, "w")
+        sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  # until the process ends
         try:
             found = survey(name)
         except BaseException as error:  # a child says everything in one line, whatever happens
-            found = {"type": name, "outcome": "failed", "why": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+            found = {
+                "type": name,
+                "outcome": "failed",
+                "why": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
+            }
         os.write(writing, json.dumps(found).encode()[:60000])
         os._exit(0)
     os.close(writing)
@@ -277,7 +307,11 @@ def in_child(name: str) -> dict[str, Any]:
         said = pipe.read()
     _, status = os.waitpid(child, 0)
     if not said:
-        why = f"more than {SECONDS} s" if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM else f"ended with {status}"
+        why = (
+            f"more than {SECONDS} s"
+            if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
+            else f"ended with {status}"
+        )
         return {"type": name, "outcome": "not built", "why": why}
     return dict(json.loads(said))
 
@@ -285,7 +319,9 @@ def in_child(name: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", help="model types; all by default")
-    parser.add_argument("--results", type=Path, help="append a JSON line for each type to this file, and skip those in it")
+    parser.add_argument(
+        "--results", type=Path, help="append a JSON line for each type to this file, and skip those in it"
+    )
     parser.add_argument("--here", action="store_true", help="run in this process, to see errors")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -16,7 +16,7 @@ from platon.engine.anatomy import Finding, proved, remember
 from platon.engine.cut import cut
 from platon.engine.pattern import Pattern
 from platon.engine.replica import inputs_of
-from platon.engine.topology import blocks, weights_of
+from platon.engine.topology import weights_of
 
 
 def compact(model: nn.Module) -> nn.Module:

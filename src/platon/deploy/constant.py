@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from platon.engine.anatomy import Finding
 from platon.engine.attention import become_fewer
-from platon.engine.hypothesis import matrices_of
+from platon.engine.influence import matrices_of
 from platon.engine.pattern import Pattern
 from platon.engine.replica import replicate
 from platon.engine.sample import cloned, mapped, tensors_in
@@ -21,12 +21,12 @@ _NOTHING = 1e-12  # of the largest feature: rounding
 def constants(block: nn.Module, pattern: Pattern, finding: Finding, asked: Tensor) -> tuple[Tensor, Tensor]:
     """Which of the asked units are constant, and the value of every feature that the reader is given; 0 elsewhere.
 
-    Tried on a copy of the block. Zero rows stay zero and keep their biases; all other rows are random, once as drawn and once
-    negated, so that no activation is silent by chance. What is the same at every position then is constant.
+    Tried on a copy of the block. Zero rows stay zero and keep their biases; other rows are random, once as drawn and
+    once negated, so that no activation is silent by chance. What is the same at every position then is constant.
 
     Attention weights sum to one, so a head whose value rows are zero gives its value bias. Not so where a position may
-    attend to nothing, which happens under a causal mask with padding on the left: there, only a head that gives zero counts
-    as constant. Elsewhere it takes a row that is nothing but padding, whose outputs mean nothing.
+    attend to nothing, which happens under a causal mask with padding on the left: there, only a head that gives zero
+    counts as constant. Elsewhere it takes a row that is nothing but padding, whose outputs mean nothing.
     """
     width = len(pattern.reader.unit)
     nothing = torch.zeros(pattern.count, dtype=torch.bool), torch.zeros(width, dtype=torch.float64)
@@ -46,7 +46,11 @@ def constants(block: nn.Module, pattern: Pattern, finding: Finding, asked: Tenso
         other = torch.zeros(pattern.count, dtype=torch.int64)
         other.index_add_(0, pattern.reader.unit, (~same).long())
         constant = (other == 0) & touched & asked
-        if pattern.kind == "heads" and bool(value[constant[pattern.reader.unit]].any()) and _is_causal(block, pattern, finding):
+        if (
+            pattern.kind == "heads"
+            and bool(value[constant[pattern.reader.unit]].any())
+            and _is_causal(block, pattern, finding)
+        ):
             given = torch.zeros(pattern.count, dtype=torch.float64).index_add_(0, pattern.reader.unit, value.abs())
             constant &= given == 0
     return constant, torch.where(constant[pattern.reader.unit], value, 0.0)
@@ -67,7 +71,9 @@ def _copy(block: nn.Module, pattern: Pattern, empty: dict[str, Tensor], sign: fl
     def fill(name: str, shape: torch.Size) -> Tensor:
         drawn = torch.randn(shape, generator=random, dtype=torch.float64).mul_(sign)
         if name in empty:
-            return drawn.mul_(shape[1 - dims[name]] ** -0.5).index_fill_(dims[name], empty[name].nonzero().view(-1), 0.0)
+            return drawn.mul_(shape[1 - dims[name]] ** -0.5).index_fill_(
+                dims[name], empty[name].nonzero().view(-1), 0.0
+            )
         if name in matrices:
             return drawn.mul_(shape[-1] ** -0.5)
         own = block.get_parameter(name).detach().cpu().double()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from platon.engine.sample import LENGTHS, attempts, mapped, sources, tensors_in
+from platon.engine.sample import LENGTHS, attempts, mapped, short, sources, tensors_in
 
 
 def check_same(model: nn.Module, other: nn.Module) -> None:
@@ -53,7 +53,12 @@ def _run(model: nn.Module, other: nn.Module) -> float | None:
             expected = [t for t in tensors_in(model(*args, **kwargs)) if t.is_floating_point()]
         except Exception:  # whatever a model says to inputs that it does not take
             continue
-        found = [t for t in tensors_in(other(*args, **kwargs)) if t.is_floating_point()]
+        try:
+            found = [t for t in tensors_in(other(*args, **kwargs)) if t.is_floating_point()]
+        except Exception as error:
+            raise ValueError(
+                f"cutting {type(model).__name__} would break it ({short(error)}); it is not cut"
+            ) from error
         return max((_apart(a, b) for a, b in zip(expected, found, strict=True)), default=0.0)
     return None
 

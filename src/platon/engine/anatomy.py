@@ -1,7 +1,7 @@
 """The heads and the feed-forward neurons of a model: found by structure, proved by a trial.
 
-For each class and configuration of block, one copy with random weights is run on small random inputs: `hypothesis` says how
-the units may lie in it, `trial` proves or refuses that. Nothing here knows an architecture by name.
+For each class and configuration of block, one copy with random weights is run on small random inputs: `hypothesis` says
+how the units may lie in it, `trial` proves or refuses that. No architecture is known by name.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from platon.engine import hypothesis
 from platon.engine.attention import become_fewer
+from platon.engine.hypothesis import hypotheses
+from platon.engine.influence import matrices_of
 from platon.engine.pattern import Pattern
-from platon.engine.replica import Pool, Unfit, inputs_of, refill, replicate, signature
-from platon.engine.sample import LENGTHS, Call, record_blocks, sources
+from platon.engine.replica import Pool, UnfitError, inputs_of, refill, replicate, signature
+from platon.engine.sample import LENGTHS, Call, record_blocks, short, sources
 from platon.engine.slices import Group, Index, Slice
 from platon.engine.topology import blocks, weights_of
 from platon.engine.trace import Watch, steady
@@ -116,9 +117,16 @@ def _refusal(model: nn.Module, kind: str) -> str:
     if not there:
         return f"the heads and neurons of {name} are not known: it has no transformer blocks"
     why = refusals(model)
-    said = "; ".join(f"{path}: {text}" for path, text in list(why.items())[:3])
-    more = f"; and {len(why) - 3} more" if len(why) > 3 else ""
-    return f"the heads and neurons of {name} are not known: no {kind} could be proved ({said or 'none of that kind'}{more})"
+    texts: dict[str, list[str]] = {}
+    for path, text in why.items():
+        texts.setdefault(text, []).append(path)
+    said = "; ".join(f"{_listed(paths)}: {text}" for text, paths in list(texts.items())[:3])
+    reasons = said or "its blocks have none"
+    return f"the heads and neurons of {name} are not known: no {kind} could be proved ({reasons})"
+
+
+def _listed(paths: list[str]) -> str:
+    return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
 
 
 def remember(block: nn.Module, finding: Finding) -> None:
@@ -135,10 +143,13 @@ def study(model: nn.Module) -> dict[str, Finding]:
     """What is known about each block, by its name; blocks of a new class or configuration are tried."""
     there = blocks(model)
     _refuse_shared(model, there)
-    signatures = {name: signature(block) for name, block in there.items()}
-    if any(mark not in _KNOWN for mark in signatures.values()):
-        _try(model, there, signatures)
-    return {name: _KNOWN[mark] for name, mark in signatures.items()}
+    marks = {name: signature(block) for name, block in there.items()}
+    refused: dict[str, Finding] = {}
+    if any(mark not in _KNOWN for mark in marks.values()):
+        with steady(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            refused = _try(model, there, {mark: name for name, mark in reversed(marks.items()) if mark not in _KNOWN})
+    return {name: _KNOWN.get(mark) or refused[mark] for name, mark in marks.items()}
 
 
 def _refuse_shared(model: nn.Module, there: dict[str, nn.Module]) -> None:
@@ -149,27 +160,25 @@ def _refuse_shared(model: nn.Module, there: dict[str, nn.Module]) -> None:
         )
 
 
-def _try(model: nn.Module, there: dict[str, nn.Module], signatures: dict[str, str]) -> None:
-    with steady(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        new = {mark: name for name, mark in reversed(signatures.items()) if mark not in _KNOWN}
-        try:
-            copied, named = replicate(model, Pool())
-        except Unfit as error:
-            for mark, name in new.items():
-                _KNOWN[mark] = _refused(there[name], str(error))
-            return
-        for module in copied.modules():
-            become_fewer(module)
-        recorded, said = _record(model, named, [name for name in there])
-        for mark, name in new.items():
-            calls = recorded.get(name)
-            if not calls:
-                _KNOWN[mark] = _refused(there[name], said.get(name, "no forward pass reached it"))
-            elif any(len(one) > 1 for one in calls):
-                _KNOWN[mark] = _refused(there[name], f"its block is run {len(calls[0])} times in one pass")
-            else:
-                _KNOWN[mark] = examine(named[name], [one[0] for one in calls])
+def _try(model: nn.Module, there: dict[str, nn.Module], new: dict[str, str]) -> dict[str, Finding]:
+    """Try blocks of signatures that are not known, by an example of each; gives those that could not be tried."""
+    try:
+        _, named = replicate(model, Pool())
+    except UnfitError as error:
+        return {mark: _refused(there[name], str(error)) for mark, name in new.items()}
+    for module in named.values():
+        become_fewer(module)
+    recorded, said = _record(model, named, list(there))
+    refused = {}
+    for mark, name in new.items():
+        calls = recorded.get(name)
+        if not calls:
+            refused[mark] = _refused(there[name], said.get(name, "no forward pass on small random inputs reached it"))
+        elif any(len(one) > 1 for one in calls):
+            refused[mark] = _refused(there[name], f"its block is run {len(calls[0])} times in one pass")
+        else:
+            _KNOWN[mark] = examine(named[name], [one[0] for one in calls])
+    return refused
 
 
 def _record(
@@ -179,14 +188,14 @@ def _record(
     found: dict[str, list[list[Call]]] = {}
     said: dict[str, str] = {}
     for source, _ in sources(model):
-        inside = [name for name in names if (name == source or name.startswith(f"{source}.") or not source) and name not in found]
+        inside = [name for name in names if f"{name}.".startswith(f"{source}." if source else "") and name not in found]
         if not inside:
             continue
         for length in LENGTHS:
             with torch.no_grad(), Watch({}):
                 try:
                     seen = record_blocks(named[source], {name: named[name] for name in inside}, length)
-                except Unfit as error:
+                except UnfitError as error:
                     said |= dict.fromkeys(inside, str(error))
                     continue
             for name, calls in seen.items():
@@ -195,7 +204,7 @@ def _record(
 
 
 def _refused(block: nn.Module, why: str) -> Finding:
-    return Finding((), dict.fromkeys(hypothesis.matrices_of(block), why))
+    return Finding((), dict.fromkeys(matrices_of(block), why))
 
 
 def examine(block: nn.Module, calls: list[Call]) -> Finding:
@@ -205,16 +214,18 @@ def examine(block: nn.Module, calls: list[Call]) -> Finding:
     proved: list[Pattern] = []
     trial = Trial(block, calls)
     try:
-        found = list(hypothesis.hypotheses(block, trial.arguments[0]))
-    except Exception as error:  # whatever a module says to being run by itself
-        return _refused(block, f"the block failed when it was run by itself ({type(error).__name__}: {' '.join(str(error).split())[:120]})")
+        found = list(hypotheses(block, trial.arguments[0]))
+    except UnfitError as error:
+        return _refused(block, str(error))
+    except RuntimeError as error:  # torch cannot follow the gradients
+        return _refused(block, f"the gradients of its block cannot be followed ({short(error)})")
     for one in found:
         if isinstance(one, tuple):
             why.setdefault(*one)
             continue
         try:
             pattern = trial.prove(one)
-        except Unfit as error:
+        except UnfitError as error:
             for side in one.matrices:
                 why.setdefault(side.path, str(error))
             continue
@@ -227,7 +238,7 @@ def examine(block: nn.Module, calls: list[Call]) -> Finding:
     inside = {side.path for pattern in proved for side in pattern.matrices}
     left = {
         name: why.get(name, "no other matrix reads what it makes, unit by unit")
-        for name in hypothesis.matrices_of(block)
+        for name in matrices_of(block)
         if name not in inside
     }
     return Finding(tuple(proved), left, tuple(calls))

@@ -12,11 +12,11 @@ from torch.nn import functional as F
 class FewerHeads(nn.MultiheadAttention):
     """`nn.MultiheadAttention` whose matrices make fewer features than the model's width.
 
-    The class of torch checks that the heads fill the width. This one reads how many there are from `num_heads` and their size
+    Torch's class checks that the heads fill the width. This one reads how many there are from `num_heads` and their size
     from `head_dim`; inputs and outputs are the same.
     """
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         query: Tensor,
         key: Tensor,
@@ -64,7 +64,7 @@ class FewerHeads(nn.MultiheadAttention):
         return tuple(F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, self.head_dim)).permute(1, 2, 0, 3)
+        return x.view(*x.shape[:-1], self.num_heads, self.head_dim).permute(1, 2, 0, 3)
 
 
 def _merged(
@@ -76,7 +76,9 @@ def _merged(
         found = _added(mask, dtype)
         if found.dim() == 3:  # rows × all heads that there were; a mask for each head cannot be cut
             if found.shape[0] != rows * heads:
-                raise ValueError(f"the attention has {heads} heads left; a mask for each head does not fit, give one for all")
+                raise ValueError(
+                    f"the attention has {heads} heads left; a mask for each head does not fit, give one for all"
+                )
             found = found.view(rows, heads, *found.shape[1:])
     if padding is not None:
         ignored = _added(padding if batched else padding.unsqueeze(0), dtype)[:, None, None, :]
@@ -85,7 +87,11 @@ def _merged(
 
 
 def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, float("-inf")) if mask.dtype == torch.bool else mask.to(dtype)
+    return (
+        torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, float("-inf"))
+        if mask.dtype == torch.bool
+        else mask.to(dtype)
+    )
 
 
 def become_fewer(module: Any) -> None:

@@ -1,7 +1,7 @@
 """Lets an attention with fewer heads use biases of the scores that are made for all heads.
 
-MPNet and T5 make a bias for each head once and hand it to every layer; BLOOM hands on the slopes of ALiBi. Layers lose different
-heads, so the bias stays whole and each attention takes the part of the heads that it has left.
+MPNet and T5 make a bias for each head once and hand it to every layer; BLOOM hands on the slopes of ALiBi. Layers lose
+different heads, so the bias stays whole and each attention takes the part of the heads that it has left.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Chooser:
 
     def take(self, module: Any, whole: Tensor) -> Tensor:
         """The chosen places."""
-        rows = whole.unflatten(self.dim, (-1, self.period)).index_select(self.dim + 1, module.bias_heads)
+        before, after = whole.shape[: self.dim], whole.shape[self.dim + 1 :]
+        rows = whole.reshape(*before, -1, self.period, *after).index_select(self.dim + 1, module.bias_heads)
         taken = rows.flatten(self.dim, self.dim + 1)
         self._pair = taken, whole
         return taken
@@ -40,10 +41,8 @@ class Chooser:
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Before the forward pass."""
         self._pair = None
-        if isinstance(self.key, str):
-            given = kwargs.get(self.key)
-        else:
-            given = args[self.key] if self.key < len(args) else None
+        places: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        given = places.get(self.key)
         if not isinstance(given, Tensor) or given.shape[self.dim] % self.period:
             return None
         taken = self.take(module, given)
@@ -65,7 +64,11 @@ class Maker(Chooser):
     def give(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if self._pair is None and isinstance(output, tuple) and len(output) > 1 and isinstance(output[1], Tensor):
             # Made of zeros, the same for all heads: cross-attention has no positions.
-            whole = output[1].narrow(self.dim, 0, 1).expand(*(self.period if d == self.dim else -1 for d in range(output[1].ndim)))
+            whole = (
+                output[1]
+                .narrow(self.dim, 0, 1)
+                .expand(*(self.period if d == self.dim else -1 for d in range(output[1].ndim)))
+            )
             return (output[0], whole, *output[2:])
         return super().give(module, args, output)
 

@@ -1,9 +1,7 @@
 """Hypotheses about the units of a block, from gradients: which rows of which matrices make which features.
 
-One pass in which every matrix reads a constant. The gradient of a feature that a matrix reads then reaches exactly those
-rows of other matrices that make it without a matrix in between. A feed-forward's feature is made by one row of each
-matrix before it: a neuron. Attention makes the features of one head from the same rows of queries and keys: they belong
-together. No name is asked for anything here.
+A feed-forward's feature is made by one row of each matrix before it: a neuron. Attention makes the features of one head
+from the same rows of queries and keys: they belong together. Names of modules and parameters play no part.
 """
 
 from __future__ import annotations
@@ -14,161 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from platon.engine.influence import Probe, Reading, reached
 from platon.engine.pattern import Input, Pattern, Side
-from platon.engine.sample import Arguments, mapped
-from platon.engine.topology import is_conv1d, weights_of
-from platon.engine.trace import Use, Watch, frozen_norms
+from platon.engine.replica import UnfitError
+from platon.engine.sample import Arguments, short
+from platon.engine.topology import weights_of
 
 _MOST_PARTS = 512  # heads; a reader with more is none of attention
 
 
-def matrices_of(block: nn.Module) -> dict[str, nn.Parameter]:
-    """The matrices of the linears in a block, by name from the block; shared ones once."""
-    wanted = {id(weight) for module in block.modules() for weight in weights_of(module)}
-    return {name: parameter for name, parameter in block.named_parameters() if id(parameter) in wanted}
-
-
-class Probe:
-    """One pass through a block whose matrices read constants, and the gradients of what they read.
-
-    Args:
-        block: a copy; its parameters are random.
-        arguments: what it is called with.
-    """
-
-    def __init__(self, block: nn.Module, arguments: Arguments) -> None:
-        self.matrices = matrices_of(block)
-        self.leaves: dict[str, Tensor] = {**dict(block.named_parameters()), **_float_buffers(block)}
-        self.given: dict[tuple[str, int | str], Tensor] = {}
-        args, kwargs = arguments
-        inputs: list[Tensor] = []
-
-        def leaf(tensor: Tensor) -> Tensor:
-            if not tensor.is_floating_point():
-                return tensor
-            inputs.append(tensor.detach().double().clone().requires_grad_())
-            return inputs[-1]
-
-        args, kwargs = mapped(args, leaf), mapped(kwargs, leaf)
-        self.paths = {name: module for name, module in block.named_modules()}
-        handles = [m.register_forward_pre_hook(self._note(n), with_kwargs=True) for n, m in self.paths.items()]
-        watch = Watch(self.matrices, lambda name, x: x.detach())
-        try:
-            with torch.enable_grad(), frozen_norms(block), watch:
-                block(*args, **kwargs)
-        finally:
-            for handle in handles:
-                handle.remove()
-        self.uses = watch.uses
-        self.inputs = inputs
-        self.seen = {id(tensor) for tensor in inputs}
-        for number, tensor in enumerate(inputs):
-            self.leaves[f"<{number}>"] = tensor
-
-    def close(self) -> None:
-        """Leave the block's buffers as they were."""
-        for name, leaf in self.leaves.items():
-            if not name.startswith("<") and not isinstance(leaf, nn.Parameter):
-                leaf.requires_grad_(False)
-
-    def _note(self, name: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            for key, value in [*enumerate(args), *kwargs.items()]:
-                if isinstance(value, Tensor):
-                    self.given.setdefault((name, key), value)
-
-        return hook
-
-    def gradients(self, number: Tensor) -> dict[str, Tensor]:
-        """Of a number that came out of the pass, for every parameter, buffer and input that it depends on."""
-        names = list(self.leaves)
-        found = torch.autograd.grad(number, [self.leaves[n] for n in names], retain_graph=True, allow_unused=True)
-        return {name: gradient for name, gradient in zip(names, found, strict=True) if gradient is not None}
-
-
-def _float_buffers(block: nn.Module) -> dict[str, Tensor]:
-    found = {name: buffer for name, buffer in block.named_buffers() if buffer.is_floating_point()}
-    for buffer in found.values():
-        buffer.requires_grad_(True)
-    return found
-
-
-def along(gradient: Tensor, dim: int) -> Tensor:
-    """A row of numbers for each place along a dimension."""
-    return gradient.movedim(dim, 0).reshape(gradient.shape[dim], -1)
-
-
-def alive(rows: Tensor) -> Tensor:
-    """Which rows are not zero but for rounding."""
-    largest = rows.abs().amax(1) if rows.shape[1] else rows.new_zeros(len(rows))
-    return largest > 1e-9 * largest.max().clamp(min=1e-280)
-
-
-class Reading:
-    """What one matrix reads: how its features depend on the rows of the others."""
-
-    def __init__(self, probe: Probe, use: Use, block: nn.Module) -> None:
-        self.probe, self.use, self.block = probe, use, block
-        self.width = use.x.shape[-1]
-        random = torch.Generator().manual_seed(1)
-        flat = use.x.reshape(-1, self.width)
-        self.summed = (flat * torch.randn(len(flat), 1, generator=random, dtype=torch.float64)).sum(0)
-        self.plain = probe.gradients(self.summed.sum())
-        size = max((g.abs().max().item() for n, g in self.plain.items() if n in probe.matrices), default=0.0)
-        self.writers = [
-            name
-            for name, gradient in self.plain.items()
-            if name in probe.matrices and name != use.name and gradient.abs().max() > 1e-11 * size > 0
-        ]
-
-    def rows_dim(self, name: str) -> int:
-        """The dimension of a stored matrix along which its outputs lie."""
-        return int(is_conv1d(self.block.get_submodule(name.rpartition(".")[0])))
-
-    def single(self, name: str, dim: int, numbered: Mapping[str, Tensor]) -> Tensor:
-        """For each place along a dimension: the only feature that depends on it; -1: several, -2: none.
-
-        With the features weighted by 1, 2, 3, …, the gradient of a place that makes feature f is f times as large.
-        """
-        plain, weighted = along(self.plain[name], dim), along(numbered[name], dim)
-        ratio = (plain * weighted).sum(1) / (plain * plain).sum(1).clamp(min=1e-300)
-        left_over = (weighted - ratio[:, None] * plain).abs().amax(1) / weighted.abs().amax(1).clamp(min=1e-300)
-        feature = ratio.round().long() - 1
-        fits = (left_over < 1e-7) & ((ratio - ratio.round()).abs() < 1e-4) & (feature >= 0) & (feature < self.width)
-        return torch.where(alive(plain), torch.where(fits, feature, -1), -2)
-
-    def unit_size(self, several: dict[str, Tensor]) -> int:
-        """How many features, from the first on, depend on the same rows: the smallest such stretch, by bisection.
-
-        Args:
-            several: for each matrix, which rows make more than one feature.
-        """
-        first = self.probe.gradients(self.summed[0])
-        mine = {n: rows & alive(along(first[n], self.rows_dim(n))) for n, rows in several.items() if n in first}
-        mine = {name: rows for name, rows in mine.items() if bool(rows.any())}
-        if not mine:
-            return self.width
-        low, high = 1, self.width
-        while low < high:
-            middle = (low + high) // 2
-            after = self.probe.gradients(self.summed[middle:].sum())
-            confined = any(
-                name not in after or bool((rows & ~_reached(after[name], self.plain[name], self.rows_dim(name))).any())
-                for name, rows in mine.items()
-            )
-            low, high = (low, middle) if confined else (middle + 1, high)
-        return low
-
-
-def _reached(gradient: Tensor, whole: Tensor, dim: int) -> Tensor:
-    """Which places along a dimension a gradient reaches, measured against the gradient of everything."""
-    largest = along(gradient, dim).abs().amax(1)
-    return largest > 1e-9 * along(whole, dim).abs().amax().clamp(min=1e-280)
-
-
 def hypotheses(block: nn.Module, arguments: Arguments) -> Iterator[Pattern | tuple[str, str]]:
     """The groups that a block may have; for a matrix that reads something else, its name and why it reads no units."""
-    probe = Probe(block, arguments)
+    try:
+        probe = Probe(block, arguments)
+    except Exception as error:  # whatever a module says to being run by itself
+        raise UnfitError(f"its block failed when it was run by itself ({short(error)})") from error
     seen: set[str] = set()
     for use in probe.uses:
         if use.name in seen or not use.x.requires_grad:
@@ -179,7 +37,9 @@ def hypotheses(block: nn.Module, arguments: Arguments) -> Iterator[Pattern | tup
             yield from _from_reading(reading)
     probe.close()
     used = {use.name for use in probe.uses}
-    yield from ((name, "the forward pass on small random inputs does not use it") for name in probe.matrices if name not in used)
+    yield from (
+        (name, "the forward pass on small random inputs does not use it") for name in probe.matrices if name not in used
+    )
 
 
 def _from_reading(reading: Reading) -> Iterator[Pattern | tuple[str, str]]:
@@ -201,7 +61,7 @@ def _from_reading(reading: Reading) -> Iterator[Pattern | tuple[str, str]]:
         return
     random = torch.Generator().manual_seed(2)
     weighted = reading.summed * torch.randn(reading.width, generator=random, dtype=torch.float64)
-    by_part = [reading.probe.gradients(part.sum()) for part in weighted.split(size)]
+    by_part = [reading.probe.gradients(part.sum()) for part in weighted.view(parts, size)]
     merged = next((m for m in range(1, parts) if parts % m == 0 and _fits(reading, by_part, m)), None)
     if merged is None:
         yield reading.use.name, "no number of heads divides the features that it reads into independent parts"
@@ -232,13 +92,12 @@ def _completed(feature: Tensor, width: int) -> Tensor | None:
 
 def _owners(by_part: list[dict[str, Tensor]], name: str, dim: int, whole: Tensor, merged: int) -> Tensor:
     """For each place along a dimension, the unit that alone depends on it; -1: all units or none, -3: some."""
-    reached = torch.stack(
-        [_reached(g[name], whole, dim) if name in g else torch.zeros(whole.shape[dim], dtype=torch.bool) for g in by_part]
-    )
-    reached = reached.view(len(by_part) // merged, merged, -1).any(1)
-    many = reached.sum(0)
-    unit = reached.int().argmax(0)
-    return torch.where(many == 1, unit, torch.where((many == 0) | (many == len(reached)), -1, -3))
+    nothing = torch.zeros(whole.shape[dim], dtype=torch.bool)
+    each = torch.stack([reached(part[name], whole, dim) if name in part else nothing for part in by_part])
+    units = each.view(len(by_part) // merged, merged, -1).any(1)
+    many = units.sum(0)
+    others = torch.where((many == 0) | (many == len(units)), -1, -3)
+    return torch.where(many == 1, units.int().argmax(0), others)
 
 
 def _fits(reading: Reading, by_part: list[dict[str, Tensor]], merged: int) -> bool:
@@ -302,7 +161,8 @@ class _Units:
             if side is None or key is None:
                 continue
             period = next(
-                p for p in range(self.count, len(side.unit) + 1)
+                p
+                for p in range(self.count, len(side.unit) + 1)
                 if len(side.unit) % p == 0 and bool((side.unit.view(-1, p) == side.unit[:p]).all())
             )
             self.inputs.append(Input(core, key, side.dim, side.unit[:period]))
@@ -328,18 +188,27 @@ class _Units:
             if not inside <= mine or not above:
                 break
             name = above
-        norms = tuple(
-            side.path.rpartition(".")[0] for side in self.extras if _over_all(self.reading.block, side)
-        )
+        norms = tuple(side.path.rpartition(".")[0] for side in self.extras if _over_all(self.reading.block, side))
         return Pattern(
-            kind, name, self.core, self.count, tuple(self.writers), self.reader, tuple(self.extras), norms,
-            tuple(self.inputs), (), frozenset(self.sizes),
+            kind,
+            name,
+            self.core,
+            self.count,
+            tuple(self.writers),
+            self.reader,
+            tuple(self.extras),
+            norms,
+            tuple(self.inputs),
+            (),
+            frozenset(self.sizes),
         )
 
 
 def _over_all(block: nn.Module, side: Side) -> bool:
     """Whether a tensor with a place for each unit is the scale of a norm."""
     module = block.get_submodule(side.path.rpartition(".")[0])
-    return not weights_of(module) and side.path.endswith("weight") and any(
-        isinstance(v, float) and 0 < v < 0.01 for v in vars(module).values()
+    return (
+        not weights_of(module)
+        and side.path.endswith("weight")
+        and any(isinstance(v, float) and 0 < v < 0.01 for v in vars(module).values())
     )

@@ -1,8 +1,9 @@
-"""How the units of one group lie in a block: which places of which tensors, and what else of the modules counts them."""
+"""How the units of one group lie in a block: places of its tensors, and what else of its modules counts units."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor
 

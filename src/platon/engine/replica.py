@@ -1,8 +1,8 @@
 """Copies of models for trials: the same modules, other numbers in them, float64, on the CPU.
 
 A trial asks what a block computes, not what its weights are. So a copy takes the modules with all that they hold, and
-random parameters of the same shapes. That costs little memory, and it works where the weights cannot be used: sharded over
-ranks, on the meta device, on a device without float64.
+random parameters of the same shapes. That costs little memory, and it works where the weights cannot be used: sharded
+over ranks, on the meta device, on a device without float64.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KEPT_HOOKS = ("torch.nn.utils", "platon.")  # hooks that compute: weight norm, 
 _STRUCTURE = ("_parameters", "_buffers", "_modules")
 
 
-class Unfit(Exception):
+class UnfitError(Exception):
     """Why something cannot be tried; the text ends a sentence."""
 
 
@@ -114,7 +114,9 @@ def _copy_into(copied: nn.Module, module: nn.Module, memo: dict[int, Any]) -> No
 
 
 def _computes(hook: Any) -> bool:
-    place = getattr(hook, "__module__", "") if callable(hook) and hasattr(hook, "__qualname__") else type(hook).__module__
+    place = (
+        getattr(hook, "__module__", "") if callable(hook) and hasattr(hook, "__qualname__") else type(hook).__module__
+    )
     return place.startswith(_KEPT_HOOKS)
 
 
@@ -130,7 +132,7 @@ def _plain(value: Any) -> Any:
     if not isinstance(value, Tensor) or isinstance(value, nn.Parameter):
         return value
     if value.is_meta:
-        raise Unfit("has buffers on the meta device, whose values are not known")
+        raise UnfitError("has buffers on the meta device, whose values are not known")
     value = value.cpu()
     return value.double() if value.is_floating_point() else value
 
@@ -202,7 +204,11 @@ def signature(block: nn.Module) -> str:
             configurations[id(config)] = str(
                 sorted((k, v) for k, v in vars(config).items() if isinstance(v, bool | int | str) and not _is_place(k))
             )
-        shapes = [f"{key}{tuple(t.shape)}" for key, t in [*module._parameters.items(), *module._buffers.items()] if t is not None]
+        shapes = [
+            f"{key}{tuple(t.shape)}"
+            for key, t in [*module._parameters.items(), *module._buffers.items()]
+            if t is not None
+        ]
         cls = type(module)
         parts.append(f"{name}:{plain_class(module).__module__}.{cls.__qualname__}:{simple}:{shapes}")
     return "\n".join(parts + sorted(set(configurations.values())))
@@ -210,4 +216,13 @@ def signature(block: nn.Module) -> str:
 
 def _is_place(key: str) -> bool:
     """Whether an attribute says where the block is in the model, which does not change what it computes."""
-    return key in ("training", "layer_idx", "layer_id", "layer_index", "layer_number", "idx", "_name_or_path", "name_or_path")
+    return key in (
+        "training",
+        "layer_idx",
+        "layer_id",
+        "layer_index",
+        "layer_number",
+        "idx",
+        "_name_or_path",
+        "name_or_path",
+    )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from platon.engine.replica import Unfit
+from platon.engine.replica import UnfitError
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -44,10 +44,16 @@ def attempts(model: nn.Module, length: int) -> Iterator[Arguments]:
     few += ["encoder_hidden_states"] if kinds.number("add_cross_attention") else []
     masked = [*few, "attention_mask"] if length == LENGTHS[1] else few
     every = [name for name in asked if name != "inputs_embeds"]
-    still: dict[str, Any] = {"use_cache": False} if "use_cache" in asked or kinds.number("use_cache") is not None else {}
+    still: dict[str, Any] = (
+        {"use_cache": False} if "use_cache" in asked or kinds.number("use_cache") is not None else {}
+    )
     for names in dict.fromkeys((tuple(masked), tuple(few), tuple(every))):
         for settings in (still, {}) if still else ({},):
-            yield (), {name: kinds.build(name) for name in dict.fromkeys(names) if name in asked and kinds.knows(name)} | settings
+            yield (
+                (),
+                {name: kinds.build(name) for name in dict.fromkeys(names) if name in asked and kinds.knows(name)}
+                | settings,
+            )
 
 
 def _is_pretrained(module: Any) -> bool:
@@ -117,7 +123,9 @@ class _Kinds:
         return self._floats(self.rows, channels, *self.image)
 
     def _input_features(self) -> Tensor:
-        bins = self.number("num_mel_bins", "input_feat_per_channel", "feature_size", "feature_projection_input_dim") or 80
+        bins = (
+            self.number("num_mel_bins", "input_feat_per_channel", "feature_size", "feature_projection_input_dim") or 80
+        )
         if self.number("max_source_positions") and not self.number("conv_kernel_sizes"):
             return self._floats(self.rows, bins, self.frames)
         return self._floats(self.rows, 64, bins)
@@ -158,6 +166,11 @@ def _guesses(model: nn.Module, length: int) -> Iterator[Arguments]:
         yield (vectors[:, 0],), {}
 
 
+def short(error: Exception) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+
+
 def run(model: nn.Module, length: int, record: Callable[[], None] = lambda: None) -> Any:
     """A forward pass on the first arguments that the model takes; `record` is called before each attempt."""
     said = "its forward pass asks for inputs of an unknown kind"
@@ -166,8 +179,8 @@ def run(model: nn.Module, length: int, record: Callable[[], None] = lambda: None
         try:
             return model(*args, **kwargs)
         except Exception as error:  # whatever a model says to inputs that it does not take
-            said = f"its forward pass failed on small random inputs ({type(error).__name__}: {' '.join(str(error).split())[:160]})"
-    raise Unfit(said)
+            said = f"its forward pass failed on small random inputs ({short(error)})"
+    raise UnfitError(said)
 
 
 @dataclass

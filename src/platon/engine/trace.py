@@ -75,7 +75,12 @@ def steady() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.autocast("cpu", enabled=False):
+        with (
+            torch.device("cpu"),
+            torch.random.fork_rng(devices=[]),
+            torch.inference_mode(False),
+            torch.autocast("cpu", enabled=False),
+        ):
             yield
     finally:
         torch.set_default_dtype(before)
@@ -86,8 +91,8 @@ def steady() -> Iterator[None]:
 def frozen_norms(module: nn.Module) -> Iterator[None]:
     """Let norms pass gradients feature by feature, as if their statistics were constants.
 
-    A norm over all heads makes each feature depend on every other one. That would hide how the heads lie; whether they can
-    be cut in spite of it is for the trial to say.
+    A norm over all heads makes each feature depend on every other one. That would hide how the heads lie; whether they
+    can be cut in spite of it is for the trial to say.
     """
 
     def freeze(norm: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:

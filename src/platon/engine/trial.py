@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations
 from typing import Any
 
 import torch
@@ -13,15 +12,14 @@ from torch import Tensor, nn
 
 from platon.engine.bias import makes_bias
 from platon.engine.cut import cut
-from platon.engine.hypothesis import matrices_of
-from platon.engine.pattern import Input, Number, Pattern, Side
-from platon.engine.replica import Unfit
-from platon.engine.sample import Arguments, Call, cloned, mapped, tensors_in
-from platon.engine.topology import weights_of
+from platon.engine.influence import matrices_of
+from platon.engine.numbers import sets_of_numbers
+from platon.engine.pattern import Input, Pattern, Side
+from platon.engine.replica import UnfitError
+from platon.engine.sample import Arguments, Call, cloned, mapped, short, tensors_in
 from platon.engine.trace import Watch
 
 LIMIT = 1e-8  # of the largest output
-_MOST_TRIES = 32
 
 
 class Trial:
@@ -34,14 +32,16 @@ class Trial:
 
     def __init__(self, block: nn.Module, calls: Sequence[Call]) -> None:
         self.block = block
-        self.arguments = [mapped(call.arguments, lambda t: t.double() if t.is_floating_point() else t) for call in calls]
+        self.arguments = [
+            mapped(call.arguments, lambda t: t.double() if t.is_floating_point() else t) for call in calls
+        ]
         self.passed = set[int]().union(*(call.passed for call in calls))
 
     def prove(self, pattern: Pattern) -> Pattern:
-        """The pattern with the numbers that have to change; raises `Unfit` with what failed.
+        """The pattern with the numbers that have to change; raises `UnfitError` with what failed.
 
-        Three claims, for several choices of units. Taking the units' features from what the reader reads gives the same as
-        zeroing their slices: nothing else depends on them. Cutting gives the same as zeroing. And so with one unit left.
+        For several choices of units: masking their features in what the reader reads gives the same as zeroing their
+        slices, so nothing else depends on them; and cutting gives the same as zeroing.
         """
         self._check_uses(pattern)
         for gone in _choices(pattern.count):
@@ -54,7 +54,9 @@ class Trial:
         """Refuse a matrix that reads two different activations."""
 
         def leaf(tensor: Tensor) -> Tensor:
-            return tensor.detach().double().requires_grad_() if tensor.is_floating_point() and tensor.ndim > 1 else tensor
+            return (
+                tensor.detach().double().requires_grad_() if tensor.is_floating_point() and tensor.ndim > 1 else tensor
+            )
 
         fixed = [p for p in self.block.parameters() if p.requires_grad]
         args, kwargs = mapped(self.arguments[0][0], leaf), mapped(self.arguments[0][1], leaf)
@@ -73,7 +75,7 @@ class Trial:
         for side in pattern.matrices:
             count = sum(1 for use in watch.uses if use.name == side.path and use.x.requires_grad)
             if count > 1:
-                raise Unfit(f"{side.path!r} is used {count} times in one pass")
+                raise UnfitError(f"{side.path!r} is used {count} times in one pass")
 
     def _check_contribution(self, pattern: Pattern, gone: Tensor) -> None:
         hidden = pattern.reader.unit
@@ -88,7 +90,7 @@ class Trial:
             masked, found = self._run(self.block, arguments, mask), self._run(zeroed, arguments)
             difference = self._difference(masked, found, pattern, ~gone)
             if not difference <= LIMIT:
-                raise Unfit(
+                raise UnfitError(
                     f"something else depends on the {pattern.kind} that {pattern.reader.path!r} reads "
                     f"(outputs change by {difference:.1g})"
                 )
@@ -100,9 +102,7 @@ class Trial:
         """
         if not pattern.norms or pattern.kind != "heads":
             return
-        widths = {
-            len(side.unit) for side in pattern.extras if side.path.rpartition(".")[0] in pattern.norms
-        }
+        widths = {len(side.unit) for side in pattern.extras if side.path.rpartition(".")[0] in pattern.norms}
         values = _value_like(self.block, self.arguments[0], pattern)
         if not values:
             return
@@ -121,13 +121,15 @@ class Trial:
                 cut(small, tried, ~gone)
                 found = [self._run(small, arguments) for arguments in self.arguments]
             except Exception as error:  # whatever a module says to numbers that do not fit
-                said = said or f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+                said = said or short(error)
                 continue
             difference = max(self._difference(a, b, pattern, ~gone) for a, b in zip(expected, found, strict=True))
             if difference <= LIMIT:
                 return replace(tried, settled=True)
             said = f"outputs differ by {difference:.1g}"
-        raise Unfit(f"cut out, the {pattern.kind} that {pattern.reader.path!r} reads leave another result ({said})")
+        raise UnfitError(
+            f"cut out, the {pattern.kind} that {pattern.reader.path!r} reads leave another result ({said})"
+        )
 
     def _candidates(self, pattern: Pattern) -> Iterator[Pattern]:
         """The pattern with one set of numbers to change after another, most of them first."""
@@ -135,7 +137,9 @@ class Trial:
             yield pattern
             return
         torch_attention = [
-            name for name, m in self.block.named_modules() if isinstance(m, nn.MultiheadAttention) and name == pattern.core
+            name
+            for name, m in self.block.named_modules()
+            if isinstance(m, nn.MultiheadAttention) and name == pattern.core
         ]
         if torch_attention:
             yield replace(pattern, swaps=tuple(torch_attention))
@@ -146,16 +150,8 @@ class Trial:
             tables = {f"{pattern.core}.{name}" for name, _ in core.named_parameters()}
             kept = tuple(s for s in pattern.extras if s.path not in tables or len(s.unit) != pattern.count)
             pattern = replace(pattern, inputs=(given,), extras=kept)
-        for numbers in (_numbers(self.block, pattern, False), _numbers(self.block, pattern, True)):
-            tries = 0
-            for left_out in range(len(numbers) + 1):
-                for some in combinations(numbers, len(numbers) - left_out):
-                    yield replace(pattern, numbers=some)
-                    tries += 1
-                    if tries >= _MOST_TRIES:
-                        break
-                if tries >= _MOST_TRIES:
-                    break
+        for numbers in sets_of_numbers(self.block, pattern):
+            yield replace(pattern, numbers=numbers)
 
     def _run(self, block: nn.Module, arguments: Arguments, change: Any = None) -> list[Tensor]:
         args, kwargs = cloned(arguments)
@@ -224,36 +220,16 @@ def _choices(count: int) -> Iterator[Tensor]:
     """Masks of units to take away: one, about half of them at random, all but one."""
     random = torch.Generator().manual_seed(count)
     half = torch.randperm(count, generator=random)[: count // 2]
-    for units in dict.fromkeys((tuple(half.sort().values.tolist()), (0,), tuple(u for u in range(count) if u != count - 1))):
+    for units in dict.fromkeys(
+        (tuple(half.sort().values.tolist()), (0,), tuple(u for u in range(count) if u != count - 1))
+    ):
         gone = torch.zeros(count, dtype=torch.bool)
         gone[list(units)] = True
         yield gone
 
 
-def _numbers(block: nn.Module, pattern: Pattern, with_config: bool) -> list[Number]:
-    """Whole numbers of the modules around the matrices that may count units or their features."""
-    found: list[Number] = []
-    inner = f"{pattern.core}." if pattern.core else ""
-    for path, module in block.named_modules():
-        around = path == "" or path == pattern.core or path.startswith(inner) or f"{pattern.core}.".startswith(f"{path}.")
-        if not around or type(module).__module__.startswith("torch.nn") or weights_of(module):
-            continue
-        for key, value in vars(module).items():
-            if key.startswith("_"):
-                continue
-            for place, one in enumerate(value) if type(value) in (list, tuple) else ((None, value),):
-                if type(one) is int and one in pattern.sizes and one > 1 and one % pattern.count == 0:
-                    found.append(Number(path, key, place, one))
-        config = getattr(module, "config", None)
-        if with_config and config is not None and (path == pattern.core):
-            for key, value in vars(config).items():
-                if type(value) is int and value in pattern.sizes and value > 1 and value % pattern.count == 0:
-                    found.append(Number(path, f"config.{key}", None, value))
-    return sorted(found, key=lambda number: "head" not in number.attribute)
-
-
 def _value_like(block: nn.Module, arguments: Arguments, pattern: Pattern) -> set[str]:
-    """Matrices without which the reader reads nothing but biases: zeroed as a whole, its features are the same everywhere."""
+    """Matrices without which the reader reads the same at every position: when they are zero, biases are left."""
     found = set()
     args, kwargs = arguments
     for side in pattern.writers:
@@ -264,6 +240,6 @@ def _value_like(block: nn.Module, arguments: Arguments, pattern: Pattern) -> set
             with watch:
                 silent(*cloned(args), **cloned(kwargs))
         x = next(use.x for use in watch.uses if use.name == pattern.reader.path).reshape(-1, len(pattern.reader.unit))
-        if bool(((x - x[:1]).abs().amax() <= 1e-9 * x.abs().amax().clamp(min=1e-9))):
+        if bool((x - x[:1]).abs().amax() <= 1e-9 * x.abs().amax().clamp(min=1e-9)):
             found.add(side.path)
     return found
