@@ -5,9 +5,9 @@
     python benchmarks/architectures.py --results survey.jsonl --table       the table for docs/architectures.md
 
 For each type a model is built with random weights, biases and norms included. Half of the heads and neurons that platon
-proves are zeroed, the model is compacted, and its outputs are compared with those of the zeroed model on inputs that the
-proof has not seen; models that generate have to give the same tokens, and what is saved has to come back with the same
-outputs.
+proves are zeroed, the model is compacted, and its outputs are compared with those of the zeroed model on inputs that
+the proof has not seen; models that generate have to give the same tokens, and what is saved has to come back with the
+same outputs.
 
 - exact: groups were found, every output agrees to 1e-5 of the largest, at least 95 % of the zeroed weights are gone.
 - refused: no head and no neuron is proved, with the first reason.
@@ -53,10 +53,13 @@ _SIZES: tuple[tuple[int, str], ...] = (
     (4, "num_local_experts n_routed_experts num_experts encoder_num_attention_heads decoder_num_attention_heads nhead"),
     (4, "encoder_num_heads decoder_num_heads num_cross_attention_heads num_query_heads heads n_group moe_num_experts"),
     (2, "num_key_value_heads num_hidden_layers n_layer n_layers encoder_layers decoder_layers num_layers depth layers"),
-    (2, "num_decoder_layers encoder_num_hidden_layers decoder_num_hidden_layers num_encoder_layers num_blocks"),
     (
         2,
-        "num_kv_heads multi_query_group_num topk_group n_shared_experts encoder_num_key_value_heads num_experts_per_tok",
+        "num_experts_per_tok num_decoder_layers encoder_num_hidden_layers decoder_num_hidden_layers num_encoder_layers num_blocks",
+    ),
+    (
+        2,
+        "num_kv_heads multi_query_group_num topk_group n_shared_experts encoder_num_key_value_heads top_k",
     ),
     (2, "decoder_num_key_value_heads encoder_depth decoder_depth moe_topk moe_k num_feedforward_networks"),
     (44, "intermediate_size n_inner ffn_dim d_ff encoder_ffn_dim decoder_ffn_dim hidden_dim moe_intermediate_size"),

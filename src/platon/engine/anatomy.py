@@ -168,6 +168,7 @@ def _try(model: nn.Module, there: dict[str, nn.Module], new: dict[str, str]) -> 
         return {mark: _refused(there[name], str(error)) for mark, name in new.items()}
     for module in named.values():
         become_fewer(module)
+    before = {name: [id(module) for module in named[name].modules()] for name in there}
     recorded, said = _record(model, named, list(there))
     refused = {}
     for mark, name in new.items():
@@ -176,6 +177,8 @@ def _try(model: nn.Module, there: dict[str, nn.Module], new: dict[str, str]) -> 
             refused[mark] = _refused(there[name], said.get(name, "no forward pass on small random inputs reached it"))
         elif any(len(one) > 1 for one in calls):
             refused[mark] = _refused(there[name], f"its block is run {len(calls[0])} times in one pass")
+        elif before[name] != [id(module) for module in named[name].modules()]:
+            refused[mark] = _refused(there[name], "its block changes its modules while it runs")
         else:
             _KNOWN[mark] = examine(named[name], [one[0] for one in calls])
     return refused

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 class FewerHeads(nn.MultiheadAttention):
     """`nn.MultiheadAttention` whose matrices make fewer features than the model's width.
 
-    Torch's class checks that the heads fill the width. This one reads how many there are from `num_heads` and their size
-    from `head_dim`; inputs and outputs are the same.
+    Torch's class checks that the heads fill the width. This one reads their number from `num_heads` and their size from
+    `head_dim`; inputs and outputs are the same.
     """
 
     def forward(

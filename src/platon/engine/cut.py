@@ -24,7 +24,7 @@ def cut(block: nn.Module, pattern: Pattern, kept: Tensor) -> None:
     for path in pattern.norms:
         _rescale(block.get_submodule(path), share)
     for number in pattern.numbers:
-        _set(block, number, number.value * int(kept.sum()) // pattern.count)
+        set_number(block, number, number.value * int(kept.sum()) // pattern.count)
     for given in pattern.inputs:
         choose(block.get_submodule(given.module), given, kept.nonzero().view(-1))
     for path in pattern.swaps:
@@ -82,7 +82,8 @@ def _rescale(norm: Any, share: float) -> None:
             setattr(norm, name, value * share)
 
 
-def _set(block: nn.Module, number: Number, value: int) -> None:
+def set_number(block: nn.Module, number: Number, value: int) -> None:
+    """Give a number of a block another value."""
     owner: Any = block.get_submodule(number.module)
     name = number.attribute
     if name.startswith("config."):

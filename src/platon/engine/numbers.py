@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import combinations
+from collections.abc import Callable, Iterator
+from itertools import combinations, islice
 
 from torch import nn
 
 from platon.engine.pattern import Number, Pattern
 from platon.engine.topology import weights_of
 
-_MOST_TRIES = 32
+_MOST_TRIES = 64
 
 
-def sets_of_numbers(block: nn.Module, pattern: Pattern) -> Iterator[tuple[Number, ...]]:
-    """Sets of numbers to change, one after another: all that may count, then fewer; then with the configuration's.
+def sets_of_numbers(
+    block: nn.Module, pattern: Pattern, matters: Callable[[Number], bool]
+) -> Iterator[tuple[Number, ...]]:
+    """Sets of numbers to change, one after another: all that may count units, then fewer.
 
-    A module that reads its configuration in the forward pass gets one of its own.
+    The module's own numbers come first, then those of its configuration too: a module that reads its configuration in
+    the forward pass gets one of its own.
+
+    Args:
+        block: a copy.
+        pattern: whose `sizes` are numbers that may count units or their features.
+        matters: whether another value of a number changes what the block computes. One that changes nothing here may
+            matter on longer inputs, or have its value by chance; it changes only if it is named after heads.
     """
     for numbers in (_numbers(block, pattern, False), _numbers(block, pattern, True)):
-        tries = 0
-        for left_out in range(len(numbers) + 1):
-            for some in combinations(numbers, len(numbers) - left_out):
-                if tries < _MOST_TRIES:
-                    yield some
-                tries += 1
-            if tries >= _MOST_TRIES:
-                break
+        decisive = [number for number in numbers if matters(number)]
+        others = tuple(n for n in numbers if n not in decisive and "heads" in n.attribute)
+        sets = (some for size in range(len(decisive), -1, -1) for some in combinations(decisive, size))
+        yield from (others + some for some in islice(sets, _MOST_TRIES))
 
 
 def _numbers(block: nn.Module, pattern: Pattern, with_configuration: bool) -> list[Number]:

@@ -100,7 +100,7 @@ def _copy_into(copied: nn.Module, module: nn.Module, memo: dict[int, Any]) -> No
         elif key.startswith("_") and key.endswith(("_hooks_with_kwargs", "_hooks_always_called")):
             copied.__dict__[key] = copy.copy(value)
         else:
-            copied.__dict__[key] = _plain(_copied(value, memo))
+            copied.__dict__[key] = _plain(_portable(_copied(value, memo)))
     if "_original_forward" in own:  # accelerate's wrapper casts to half precision
         copied.__dict__.pop("_original_forward", None)
     gathers = isinstance(getattr(module, "columns", None), Tensor) and bool(weights_of(module))
@@ -125,6 +125,17 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(value, memo)
     except Exception:  # what cannot be copied is shared: process groups, locks, handles
         return value
+
+
+def _portable(value: Any) -> Any:
+    """A configuration that asks for kernels of some device or precision asks for plain torch instead."""
+    for key, plain in (
+        ("_attn_implementation_internal", ("eager", "sdpa")),
+        ("_experts_implementation_internal", ("eager",)),
+    ):
+        if getattr(value, key, None) is not None and getattr(value, key) not in plain:
+            setattr(value, key, plain[0])
+    return value
 
 
 def _plain(value: Any) -> Any:

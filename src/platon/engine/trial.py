@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from platon.engine.bias import makes_bias
-from platon.engine.cut import cut
+from platon.engine.cut import cut, set_number
 from platon.engine.influence import matrices_of
 from platon.engine.numbers import sets_of_numbers
-from platon.engine.pattern import Input, Pattern, Side
+from platon.engine.pattern import Input, Number, Pattern, Side
 from platon.engine.replica import UnfitError
 from platon.engine.sample import Arguments, Call, cloned, mapped, short, tensors_in
 from platon.engine.trace import Watch
@@ -150,8 +150,19 @@ class Trial:
             tables = {f"{pattern.core}.{name}" for name, _ in core.named_parameters()}
             kept = tuple(s for s in pattern.extras if s.path not in tables or len(s.unit) != pattern.count)
             pattern = replace(pattern, inputs=(given,), extras=kept)
-        for numbers in sets_of_numbers(self.block, pattern):
+        for numbers in sets_of_numbers(self.block, pattern, lambda number: self._matters(number, pattern)):
             yield replace(pattern, numbers=numbers)
+
+    def _matters(self, number: Number, pattern: Pattern) -> bool:
+        """Whether the block computes something else with one unit less in this number, or nothing at all."""
+        changed = shared_copy(self.block)
+        set_number(changed, number, number.value // pattern.count * (pattern.count - 1))
+        try:
+            found = self._run(changed, self.arguments[0])
+        except Exception:  # whatever a module says to a number that does not fit
+            return True
+        expected = self._run(self.block, self.arguments[0])
+        return len(found) != len(expected) or any(_apart(a, b) > LIMIT for a, b in zip(expected, found, strict=True))
 
     def _run(self, block: nn.Module, arguments: Arguments, change: Any = None) -> list[Tensor]:
         args, kwargs = cloned(arguments)
