@@ -110,8 +110,8 @@ class Reading:
         size = max((g.abs().max().item() for n, g in self.plain.items() if n in probe.matrices), default=0.0)
         self.writers = [
             name
-            for name, gradient in self.plain.items()
-            if name in probe.matrices and name != use.name and gradient.abs().max() > 1e-11 * size > 0
+            for name in dict.fromkeys(one.name for one in probe.uses)  # in the order of the forward pass
+            if name in self.plain and name != use.name and self.plain[name].abs().max() > 1e-11 * size > 0
         ]
 
     def rows_dim(self, name: str) -> int:
