@@ -55,7 +55,11 @@ _SIZES: tuple[tuple[int, str], ...] = (
     (2, "num_key_value_heads num_hidden_layers n_layer n_layers encoder_layers decoder_layers num_layers depth layers"),
     (
         2,
-        "num_experts_per_tok num_decoder_layers encoder_num_hidden_layers decoder_num_hidden_layers num_encoder_layers num_blocks",
+        "num_decoder_layers encoder_num_hidden_layers decoder_num_hidden_layers num_encoder_layers num_blocks",
+    ),
+    (
+        2,
+        "num_experts_per_tok",
     ),
     (
         2,

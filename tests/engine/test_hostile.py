@@ -26,7 +26,7 @@ class Attention(nn.Module):
 
     def mix(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The heads' features, and the values."""
-        rows, length, width = x.shape
+        rows, length, _ = x.shape
         size = self.c_proj.in_features // self.n_head
         q, k, v = (
             part.view(rows, length, self.n_head, size).transpose(1, 2)

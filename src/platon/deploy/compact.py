@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from platon.deploy import surgery
 from platon.deploy.constant import constants
 from platon.deploy.equality import check_same
+from platon.deploy.storage import save_with_manifest
 from platon.engine.anatomy import Finding, proved, remember
 from platon.engine.cut import cut
 from platon.engine.pattern import Pattern
@@ -56,6 +57,7 @@ def compact(model: nn.Module) -> nn.Module:
         )
         return model
     check_same(model, small)
+    save_with_manifest(small)  # no configuration describes its shapes
     return small
 
 

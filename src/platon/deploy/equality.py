@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from platon.engine.sample import LENGTHS, attempts, mapped, short, sources, tensors_in
+from platon.engine.replica import UnfitError
+from platon.engine.sample import LENGTHS, Arguments, attempts, mapped, short, sources, tensors_in
 
 
 def check_same(model: nn.Module, other: nn.Module) -> None:
@@ -47,7 +50,7 @@ def _run(model: nn.Module, other: nn.Module) -> float | None:
     def placed(tensor: Tensor) -> Tensor:
         return tensor.to(parameter.device, parameter.dtype if tensor.is_floating_point() else None)
 
-    for args, kwargs in attempts(model, LENGTHS[1]):
+    for args, kwargs in _inputs(model):
         args, kwargs = mapped((args, kwargs), placed)
         try:
             expected = [t for t in tensors_in(model(*args, **kwargs)) if t.is_floating_point()]
@@ -61,6 +64,11 @@ def _run(model: nn.Module, other: nn.Module) -> float | None:
             ) from error
         return max((_apart(a, b) for a, b in zip(expected, found, strict=True)), default=0.0)
     return None
+
+
+def _inputs(model: nn.Module) -> Iterator[Arguments]:
+    with suppress(UnfitError):
+        yield from attempts(model, LENGTHS[1])
 
 
 def _apart(a: Tensor, b: Tensor) -> float:

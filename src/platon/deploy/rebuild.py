@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,9 @@ from platon.engine.bias import CHOSEN, Chooser
 from platon.engine.cut import cut
 from platon.engine.pattern import Pattern
 from platon.engine.replica import width_in
-from platon.engine.topology import is_conv1d, weights_of
+from platon.engine.topology import blocks, is_conv1d, weights_of
+
+_BUFFER_BYTES = 64 << 20  # of buffers that are computed
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -24,12 +27,15 @@ def cut_to(model: nn.Module, shapes: Shapes) -> None:
     """Give the linears of the blocks the shapes that are asked for; the values of the weights are any.
 
     A model whose shapes fit already is left alone, of whatever architecture it is. What cannot be (a matrix that is
-    larger, half a head, a feed-forward whose two matrices differ) is refused.
+    larger, half a head, a feed-forward whose two matrices differ) is refused. So that nothing large is built for a
+    configuration of another model, a model with other shapes outside its blocks is left alone too.
     """
     there = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    if all(there.get(name) == shape for name, shape in shapes.items()):
+    differ = [name for name, shape in shapes.items() if there.get(name) != shape]
+    inside = tuple(f"{name}." for name in blocks(model))
+    if not differ or not all(name.startswith(inside) for name in differ):
         return
-    for name, finding in proved(_with_buffers(model)).items():
+    for name, finding in proved(_with_buffers(model, shapes)).items():
         block = model.get_submodule(name)
         left = tuple(_cut_group(block, name, pattern, shapes) for pattern in finding.patterns)
         for path, linear in block.named_modules():
@@ -38,10 +44,13 @@ def cut_to(model: nn.Module, shapes: Shapes) -> None:
         remember(block, Finding(left, finding.refusals, finding.calls))
 
 
-def _with_buffers(model: Any) -> nn.Module:
+def _with_buffers(model: Any, shapes: Shapes) -> nn.Module:
     """A model that can be tried: one whose buffers hold numbers; parameters may be on the meta device."""
     if not any(buffer.is_meta for buffer in model.buffers()):
         return model
+    weights = 4 * sum(math.prod(shape) for shape in shapes.values())
+    if sum(buffer.nbytes for buffer in model.buffers()) > max(_BUFFER_BYTES, weights):
+        raise ValueError(f"the manifest does not fit: the buffers would take far more than {weights} bytes of weights")
     with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
         built: nn.Module = type(model)(model.config)
     return built

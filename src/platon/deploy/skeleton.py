@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from platon.deploy import rebuild, sparse_layout
 from platon.deploy.manifest import CONFIG, MANIFEST, Manifest, TensorType, read_json
-from platon.engine.family import heads
+from platon.engine.anatomy import heads
 
 # Keys of a configuration that count something which the model has at least one tensor, row or column of.
 _COUNTS = re.compile(r"^(num|n)_|_(layers?|heads|labels|groups|experts|blocks|depths?)$|^(depths?|layers)$")
@@ -101,6 +101,17 @@ def count_heads(model: nn.Module) -> dict[str, int]:
         return {family.name: family.count for family in heads(model)}
     except ValueError:
         return {}
+
+
+def check_heads(manifest: Manifest, built: Built) -> None:
+    """Refuse a model with other numbers of heads: the same matrices can be divided into fewer or more."""
+    differ = not isinstance(manifest.heads, dict)
+    if manifest.heads and not differ:
+        counted = built.heads if manifest.sparse_layers else count_heads(built.model)
+        # A single one was written where all query heads share a key; there, each of them counts now.
+        differ = any(count not in (1, counted.get(name)) for name, count in manifest.heads.items())
+    if differ:
+        raise ValueError(f"{MANIFEST} does not fit the {CONFIG} beside it: the numbers of heads differ")
 
 
 def check_fit(manifest: Manifest, model: nn.Module, other: str) -> None:

@@ -73,9 +73,7 @@ def load(folder: str | Path) -> PreTrainedModel:
     built = skeleton.build(manifest, folder)
     model = built.model
     _fill(model, tensors, manifest)
-    heads = built.heads if manifest.sparse_layers else skeleton.count_heads(model)
-    if heads != manifest.heads:  # the same matrices can be divided into fewer or more heads
-        raise ValueError(f"{MANIFEST} does not fit the {CONFIG} beside it: the numbers of heads differ")
+    skeleton.check_heads(manifest, built)
     if (folder / GENERATION).exists() and model.can_generate():
         settings = read_json(folder / GENERATION)
         try:
@@ -157,7 +155,7 @@ def _contents(
     manifest = Manifest(
         model_class=name,
         attention=getattr(config, "_attn_implementation", None),
-        heads=None,
+        heads={},
         weights=SPARSE if sparse else WEIGHTS,
         tensors={key: TensorType.of(tensor) for key, tensor in tensors.items()},
         # Buffers that are computed and not stored follow the model into half precision.
@@ -165,9 +163,9 @@ def _contents(
         sparse_layers=layers,
         merged=sparse_layout.merged_activations(model, outline) if layers else [],
     )
-    heads = skeleton.cut_to_manifest(outline, manifest).heads
+    built = skeleton.cut_to_manifest(outline, manifest)
     skeleton.check_fit(manifest, outline, f"{name} as transformers builds it")
-    manifest = manifest.with_heads(heads if layers else skeleton.count_heads(model))
+    manifest = manifest.with_heads(built.heads if layers else skeleton.count_heads(model))
     return manifest, {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
 
 

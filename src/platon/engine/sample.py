@@ -18,6 +18,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 ROWS = 3  # odd: tables of relative positions have an even number of rows and are told from activations by it
 LENGTHS = (5, 8)
+_MOST_NUMBERS = 1 << 22
 
 
 def sources(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -94,6 +95,8 @@ class _Kinds:
         return found
 
     def _floats(self, *shape: int) -> Tensor:
+        if math.prod(shape) > _MOST_NUMBERS:
+            raise UnfitError(f"its configuration asks for an input of {' × '.join(map(str, shape))} numbers")
         return torch.randn(*shape, generator=self.random, dtype=torch.float64)
 
     def _tokens(self, length: int) -> Tensor:
