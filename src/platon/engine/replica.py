@@ -20,6 +20,7 @@ from platon.engine.topology import is_conv1d, weights_of
 Fill = Callable[[str, torch.Size], Tensor]
 
 _KEPT_HOOKS = ("torch.nn.utils", "platon.")  # hooks that compute: weight norm, selections of a compact model
+_SHARDING = ("__composable_api_state", "_fsdp")  # what FSDP keeps in the modules that it shards
 _STRUCTURE = ("_parameters", "_buffers", "_modules")
 
 
@@ -92,7 +93,7 @@ def _copy_into(copied: nn.Module, module: nn.Module, memo: dict[int, Any]) -> No
         cls.__module__.startswith("torch.distributed") for cls in type(module).__mro__
     )
     for key, value in own.items():
-        if key in _STRUCTURE or (key == "forward" and "_original_forward" in own):
+        if key in _STRUCTURE or key.startswith(_SHARDING) or (key == "forward" and "_original_forward" in own):
             continue
         if key.startswith("_") and key.endswith("_hooks"):
             kept = {} if sharded else {k: _copied(hook, memo) for k, hook in value.items() if _computes(hook)}
