@@ -3,12 +3,12 @@
 import difflib
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
-from platon.engine import family
+from platon.engine import anatomy
 from platon.engine.slices import Group, Index, Slice
 from platon.engine.topology import is_conv1d, matrices
 
@@ -132,36 +132,33 @@ def heads(model: nn.Module, spare: int = 1) -> Units:
     """Attention heads: the query, key, value and output weights of one; grouped-query attention by key-value group.
 
     Args:
-        model: of an architecture that is known; any other is refused by name.
+        model: any transformer whose heads can be proved (docs/architectures.md); others are refused with the reason.
         spare: so many heads of each layer stay whatever their score; 0 lets a layer lose all.
     """
-    return _units(family.heads(model), spare, "heads")
+    return _units(anatomy.heads(model), spare, "heads")
 
 
 def neurons(model: nn.Module, spare: int = 1) -> Units:
     """Feed-forward neurons: the weights that write one hidden feature and those that read it.
 
     Args:
-        model: of an architecture that is known; any other is refused by name.
+        model: any transformer whose neurons can be proved; others are refused with the reason.
         spare: so many neurons of each layer stay whatever their score; 0 lets a layer lose all.
     """
-    return _units(family.neurons(model), spare, "neurons")
+    return _units(anatomy.neurons(model), spare, "neurons")
 
 
-def _units(families: Sequence[family.Family], spare: int, name: str) -> Units:
+def _units(proved: Sequence[Group], spare: int, name: str) -> Units:
     if isinstance(spare, bool) or not isinstance(spare, int) or spare < 0:
         raise ValueError(f"spare must be a whole number of at least 0, got {spare!r}")
     found: dict[str, nn.Parameter] = {}
     groups = []
-    for own in families:
-        if not all(member.parameter.requires_grad for member in own.members):
+    for group in proved:
+        if not all(part.parameter.requires_grad for part in group.slices):
             continue  # a frozen matrix cannot lose weights, and neither can the matrices that its units span
-        slices = []
-        for member in own.members:
-            index, plain = Index(member.group, own.count), plain_name(member.name)
-            found[plain] = member.parameter
-            slices.append(Slice(plain, member.parameter, **{("rows", "columns")[member.dim]: index}))
-        groups.append(Group(f"{plain_name(own.name)} {name}", own.count, tuple(slices), spare))
+        slices = tuple(replace(part, name=plain_name(part.name)) for part in group.slices)
+        found |= {part.name: part.parameter for part in slices}
+        groups.append(Group(f"{plain_name(group.name)} {name}", group.count, slices, spare))
     if not groups:
         raise ValueError(f"the model has no {name} that are trained in full; unfreeze the matrices that they lie in")
     return Units(found, tuple(groups), name)
