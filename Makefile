@@ -45,7 +45,7 @@ check: $(READY)
 $(READY): constraints.txt pyproject.toml setup.py $(wildcard src/platon/deploy/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lab,export,cluster,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lab,export,lightning,cluster,dev]'
 	touch $@
 
 clean:
