@@ -138,7 +138,7 @@ def reference(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Refe
         pq.write_table(table, place / "glue" / "sst2" / f"{split}.parquet")
     words = ["prune", "--task", "sst2", "--data", place, "--model", tiny_bert, "--keep", 0.2, "--batch", 8]
     words += ["--steps", 30, "--warmup", 3, "--cooldown", 12, "--every", 2, "--learning-rate", 0.01]
-    words += ["--eval-every", 5, "--log-every", 1, "--checkpoint-every", 3]
+    words += ["--eval-every", 5, "--log-every", 1, "--checkpoint-every", 3, "--keep-checkpoints"]
     with contextlib.ExitStack() as stack:
         command = launched(stack, place, (*words, "--output", place / "run"))
         assert command.wait() == 0, command.err

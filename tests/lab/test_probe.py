@@ -20,7 +20,7 @@ from platon.lab.stop import StopCallback
 
 TINY: dict[str, Any] = {"train_rows": 128, "eval_rows": 40, "batch": 16, "steps": 12, "eval_every": 3, "dense": "none"}
 TINY |= {"log_every": 2, "checkpoint_every": 4, "every": 2, "warmup": 1.0, "cooldown": 5.0, "optimizer": "sgd"}
-TINY |= {"learning_rate": 0.05, "window": 1}
+TINY |= {"learning_rate": 0.05, "window": 1, "keep_checkpoints": True}
 METHODS = ("platon", "magnitude", "movement", "soft-movement", "l0", "ratio", "dense")
 
 

@@ -36,7 +36,7 @@ Write = Callable[..., Path]
 Png = Callable[..., bytes]
 
 TINY: dict[str, Any] = {"train_rows": 128, "eval_rows": 40, "batch": 16, "steps": 12, "eval_every": 3}
-TINY |= {"log_every": 2, "checkpoint_every": 4, "every": 2, "warmup": 1.0, "cooldown": 5.0}
+TINY |= {"log_every": 2, "checkpoint_every": 4, "every": 2, "warmup": 1.0, "cooldown": 5.0, "keep_checkpoints": True}
 
 
 def tiny(**flags: Any) -> ResolvedSettings:
@@ -54,15 +54,15 @@ def bits(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run with its dense twin first; tests must leave it as it is."""
+    """A finished run with its dense twin first and no checkpoints left; tests must leave it as it is."""
     folder = tmp_path_factory.mktemp("runs") / "digits"
-    prune(tiny(dense="first", keep=0.15, seed=3), folder)
+    prune(tiny(dense="first", keep=0.15, seed=3, keep_checkpoints=False), folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same without a twin."""
+    """One without a twin, with its checkpoints."""
     folder = tmp_path_factory.mktemp("runs") / "plain"
     prune(tiny(), folder)
     return folder
@@ -145,12 +145,31 @@ def test_history_has_a_line_for_each_log_and_each_evaluation(plain: Path) -> Non
     assert evaluations == [3, 6, 9, 12]
 
 
-def test_checkpoints_are_few_and_complete_and_nothing_is_left_lying_about(finished: Path) -> None:
+def test_checkpoints_are_few_and_complete(plain: Path) -> None:
+    places = checkpoint.steps(plain / "checkpoints")
+    assert list(places) == [8, 12]
+    assert all(checkpoint.problem(place) is None for place in places.values())
+
+
+def test_nothing_is_left_lying_about(finished: Path) -> None:
+    """Neither best models nor checkpoints, of the run and of its twin."""
     for folder in (finished, finished / "dense"):
-        assert list(checkpoint.steps(folder / "checkpoints")) == [8, 12]
-        assert all(checkpoint.problem(place) is None for place in checkpoint.steps(folder / "checkpoints").values())
-        known = {"model", "checkpoints", "dense", RECORD, HISTORY, PROBE, STARTED, LOCK}
+        known = {"model", "dense", RECORD, HISTORY, PROBE, STARTED, LOCK}
         assert {path.name for path in folder.iterdir()} <= known
+
+
+def test_checkpoints_that_a_kill_left_are_removed_and_foreign_files_stay(finished: Path, tmp_path: Path) -> None:
+    """Killed after the record was written, before the checkpoints were removed."""
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    place = run / "checkpoints"
+    (place / "checkpoint-8").mkdir(parents=True)
+    (place / "checkpoint-8" / checkpoint.MARKER).write_text("{}")
+    (place / "notes.txt").write_text("mine")
+    prune(read_started(run), run, resume=True)
+    assert [path.name for path in place.iterdir()] == ["notes.txt"]
+    (place / "notes.txt").unlink()
+    prune(read_started(run), run, resume=True)
+    assert not place.exists()
 
 
 def test_pruning_starts_from_the_dense_model(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

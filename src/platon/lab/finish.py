@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 from collections.abc import Callable
 from dataclasses import asdict
@@ -38,7 +39,7 @@ def finish(training: Training, shrink: Shrink | None, dense: dict[str, Any] | No
         if first:
             write_text(training.folder.model / "README.md", model_card(record))
             write_json(training.folder.record, record)
-            remove_best_models(training.folder)
+            remove_remains(training.folder, training.resolved.settings.keep_checkpoints)
     return record
 
 
@@ -123,7 +124,11 @@ def _decided_by(pruner: Any) -> str | None:
     return "keep" if getattr(pruner.score, "penalty", None) is None else "penalty"
 
 
-def remove_best_models(folder: RunFolder) -> None:
-    """Best models are not needed once there is a record."""
+def remove_remains(folder: RunFolder, keep_checkpoints: bool) -> None:
+    """Once there is a record, best models and checkpoints are not needed. Foreign files among them stay."""
     for path in folder.best_models():
         remove(path)
+    if not keep_checkpoints:
+        checkpoint.discard(checkpoint.steps(folder.checkpoints).values())
+        with contextlib.suppress(OSError):  # it is not there, or something else is in it
+            folder.checkpoints.rmdir()

@@ -22,7 +22,7 @@ class RunFolder:
         record.json     settings, results and sizes; written last, so a run that has it is finished
         history.jsonl   a line for each log and each evaluation
         probe.jsonl     a line for each observation of the probe
-        checkpoints/    checkpoint-N: what the run resumes from
+        checkpoints/    checkpoint-N: what the run resumes from; removed when it is finished, unless asked otherwise
         best-N/         the best model so far, saved at step N; removed when the run is finished
         model/          the finished model, for `from_pretrained`
         compact/, sparse/, onnx/   the model in other forms

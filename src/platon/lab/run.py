@@ -15,7 +15,7 @@ from platon.lab import checkpoint, process_group, tasks
 from platon.lab.attachment import Attach, Attachment
 from platon.lab.claim import claimed, explaining_write_errors
 from platon.lab.errors import UserError, nearest
-from platon.lab.finish import Shrink, finish, remove_best_models
+from platon.lab.finish import Shrink, finish, remove_remains
 from platon.lab.folder import RunFolder
 from platon.lab.order import NothingToTrain
 from platon.lab.printer import Printer
@@ -99,7 +99,7 @@ def _run(
     if process_group.highest(process_group.is_first() and run.is_finished):
         printer.line(f"{run.path} is finished")
         if process_group.is_first():
-            remove_best_models(run)
+            remove_remains(run, resolved.settings.keep_checkpoints)
         process_group.wait_for_all()
         return read_record(run.path)
     began = time.monotonic()

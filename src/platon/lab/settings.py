@@ -149,6 +149,7 @@ class Settings:
         None, "Records", "steps between checkpoints; default: ten in a training", ge=1
     )
     checkpoints: Whole = _setting(2, "Records", "complete checkpoints to keep", ge=1)
+    keep_checkpoints: Flag = _setting(False, "Records", "keep the checkpoints of a run that is finished")
     report_to: Literal["none", "tensorboard", "wandb"] = _setting("none", "Records", "none, tensorboard or wandb")
 
 
