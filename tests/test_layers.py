@@ -1,4 +1,4 @@
-"""The rooms of the house and what each may touch, read from the import statements of every file."""
+"""The rooms of the house and what each may touch, read from the syntax tree of every file."""
 
 import ast
 import importlib
@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import platon
+from platon.engine.methods import METHODS
+from platon.engine.score import Score
 
 SOURCE = Path(platon.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -145,3 +147,76 @@ def test_engine_runs_without_the_rest() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+# --- a method answers for itself --------------------------------------------------------------------------------------
+
+SCORE_FILES = {"score.py", "smoothed.py", "learned.py"}  # where the methods are
+
+
+def method_classes() -> set[str]:
+    """The classes of all methods and of what they share, but for `Score` itself."""
+    found = {Score}
+    while more := {child for known in found for child in known.__subclasses__() if room(child.__module__)} - found:
+        found |= more
+    return {known.__name__ for known in found} - {"Score"}
+
+
+def branches_on_methods(source: str) -> list[str]:
+    """Expressions that ask which method a score is: by class, by a method's name, by an attribute it may have."""
+    classes, words = method_classes(), set(METHODS) - {"dense"}
+
+    def names(node: ast.AST) -> set[str]:
+        return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)} | {
+            part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)
+        }
+
+    def strings(node: ast.AST) -> set[str]:
+        return {part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            asks_class = node.func.id in ("isinstance", "issubclass") and names(node.args[1]) & classes
+            asks_attribute = node.func.id in ("getattr", "hasattr") and "score" in names(node.args[0])
+            is_branch = asks_class or asks_attribute
+        elif isinstance(node, ast.Compare):
+            is_branch = any(
+                names(side) & classes or ("method" in names(node) and strings(side) & words)
+                for side in [node.left, *node.comparators]
+            )
+        else:
+            is_branch = isinstance(node, ast.MatchClass) and names(node.cls) & classes
+        if is_branch:
+            found.append(ast.unparse(node))
+    return found
+
+
+def test_the_walk_sees_branches() -> None:
+    assert {"Platon", "Smoothed", "Learned", "Gated", "HardConcrete"} <= method_classes()
+    for branch in (
+        "isinstance(score, Movement)",
+        "isinstance(self.score, (learned.Gated, Magnitude))",
+        "type(score) is Platon",
+        "type(score) in (Ratio, Sensitivity)",
+        "settings.method == 'l0'",
+        "method in ('movement', 'l0')",
+        "getattr(pruner.score, 'penalty', None)",
+        "hasattr(score, 'gate')",
+    ):
+        assert branches_on_methods(f"x = 1 if {branch} else 2") == [branch]
+    assert branches_on_methods("match score:\n    case Movement():\n        pass") == ["Movement()"]
+    for other in ("Platon() if score is None else score", "isinstance(score, Score)", "method == 'dense'"):
+        assert branches_on_methods(other) == []
+
+
+@pytest.mark.parametrize("file", in_room("engine", "lab", "deploy"), ids=module_name)
+def test_only_methods_know_which_method_they_are(file: Path) -> None:
+    """What depends on the method is a question that `Score` has an answer to, so that a new one is one file."""
+    if file.name not in SCORE_FILES:
+        assert branches_on_methods(file.read_text()) == []
+
+
+@pytest.mark.parametrize("file", FILES, ids=module_name)
+def test_a_file_has_one_purpose(file: Path) -> None:
+    assert len(file.read_text().splitlines()) <= 300

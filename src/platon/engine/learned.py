@@ -131,6 +131,10 @@ class Penalised(Learned):
             )
         return self
 
+    @property
+    def meets_share(self) -> bool:
+        return self.penalty is None
+
     def controller(self) -> Steering | None:
         return Steering() if self.penalty is None else None
 

@@ -130,6 +130,11 @@ class Score(ABC):
         """Which units stay after this step; `None`: the mask does not change."""
         return None if info.keep is None else TopK(info.keep, self.scope)
 
+    @property
+    def meets_share(self) -> bool:
+        """Whether exactly the schedule's share is kept in the end; otherwise the share is a result."""
+        return True
+
     def fitted(self, schedule: Schedule) -> Self:
         """The same method with settings that depend on the schedule filled in; an error if it cannot work with it."""
         return self

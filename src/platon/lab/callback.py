@@ -116,8 +116,8 @@ class PruningCallback(CheckpointCallback):
         assert self.pruner is not None
         pruner = self.pruner
         numbers = {"keep": round(pruner.keep, 6), "kept": round(pruner.kept(), 6)}
-        if getattr(pruner.score, "penalty", None) is not None:
-            del numbers["keep"]  # with a fixed penalty the share is a result
+        if not pruner.score.meets_share:
+            del numbers["keep"]
         more = {"cut": pruner.cut, "penalty": pruner.penalty}
         return numbers | {name: value for name, value in more.items() if value is not None}
 

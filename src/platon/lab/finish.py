@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from platon.engine.methods import METHODS
+from platon.engine.pruner import Pruner
 from platon.engine.units import weights
 from platon.lab import checkpoint, process_group
 from platon.lab.best_model import save_model
@@ -117,11 +118,11 @@ def _record(
     }
 
 
-def _decided_by(pruner: Any) -> str | None:
+def _decided_by(pruner: Pruner | None) -> str | None:
     """What decides the share kept: the setting "keep", or a fixed "penalty"; `None` for a dense training."""
     if pruner is None:
         return None
-    return "keep" if getattr(pruner.score, "penalty", None) is None else "penalty"
+    return "keep" if pruner.score.meets_share else "penalty"
 
 
 def remove_remains(folder: RunFolder, keep_checkpoints: bool) -> None:
