@@ -61,7 +61,7 @@ def test_tests_by_hand(study: Path) -> None:
 
 def test_variants_and_betas_have_tables_of_their_own(study: Path) -> None:
     found = shown(study)
-    assert list(found) == ["glue", "variants", "betas", "tests"]
+    assert list(found) == ["glue", "variants", "betas", "tests", "differences"]
     assert [row[1] for row in grid(found["variants"])[1:]] == ["PLATON", "S = Ī"]
     assert [row[1] for row in grid(found["betas"])[1:]] == ["PLATON", "PLATON (β1 0.75)", "PLATON (β1 0.9)"]
 

@@ -93,9 +93,9 @@ def _table_row(one: Comparison) -> tuple[Spans, ...]:
         NOT_RUN if test is None else f"{round(test.difference, 1) + 0.0:+.1f}",
         "0" if test is None else str(test.seeds),
     ]
-    return (*((Span(text),) for text in texts), (Span(NOT_RUN if p is None else _p_value(p), one.is_significant),))
+    return (*((Span(text),) for text in texts), (Span(NOT_RUN if p is None else p_value(p), one.is_significant),))
 
 
-def _p_value(value: float) -> str:
+def p_value(value: float) -> str:
     """Three decimals, or one digit and a power of ten for a p that would be printed as zero."""
     return f"{value:.3f}" if value >= 0.0005 else f"{value:.0e}"

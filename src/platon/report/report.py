@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from platon.report.chart import Charts
 from platon.report.comparison import Comparison, compare, comparison_table
 from platon.report.curve import against_beta, against_ratio, training
+from platon.report.difference import difference_tables
 from platon.report.mask_chart import churn, churn_table, heat_maps
 from platon.report.reader import Runs
 from platon.report.result_table import Options, result_tables
@@ -45,7 +46,11 @@ def make_report(runs: Runs, options: Options | None = None) -> Report:
     every = runs.runs
     comparisons = compare(every)
     tests = comparison_table(comparisons)
-    results = [*result_tables(every, options or Options()), *([] if tests is None else [tests])]
+    results = [
+        *result_tables(every, options or Options()),
+        *([] if tests is None else [tests]),
+        *difference_tables(every),
+    ]
     lines = [*against_ratio(every), *against_beta(every, "beta1"), *against_beta(every, "beta2")]
     lines += [*training(every), *churn(every), *distributions(every)]
     charts = Charts(tuple(lines), tuple(violins(every)), tuple(heat_maps(every)))
