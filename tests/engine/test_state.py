@@ -9,6 +9,7 @@ import torch
 from torch import nn, optim
 
 import platon
+from platon.engine.methods import METHODS
 
 
 def trained(net: nn.Module, score: platon.Score, steps: int = 3) -> tuple[platon.Pruner, optim.Optimizer]:
@@ -68,9 +69,10 @@ def test_numbers_that_are_not_finite(net: nn.Module, bad: float) -> None:
         pruner.load_state_dict(state)
 
 
-@pytest.mark.parametrize(
-    "score", [platon.Platon(window=1), platon.Magnitude(), platon.Magnitude(scope="matrix")], ids=str
-)
+SCORES = [method.score() for method in METHODS.values() if method.score is not None]
+
+
+@pytest.mark.parametrize("score", [*SCORES, platon.Magnitude(scope="matrix")], ids=repr)
 def test_a_nan_among_the_weights_is_named(net: nn.Module, score: platon.Score) -> None:
     """Before anything is zeroed: a pruned NaN would hide that the model is broken."""
     _, optimizer = trained(net, score)

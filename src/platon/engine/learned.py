@@ -257,7 +257,7 @@ class HardConcrete(Gated):
         return {**super().numbers(info, unit_share), "least": 0.01 if by_rank else 0.0}
 
     def gate(self, state: Mapping[str, Tensor], settled: bool) -> Tensor:
-        """Z."""
+        """Z, at least `least` where it is settled."""
         gate = self._stretched(state, settled).clamp(0, 1)
         return torch.maximum(gate, state["least"]) if settled else gate
 

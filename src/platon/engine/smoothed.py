@@ -141,9 +141,9 @@ class Ratio(Smoothed):
     r"""Ablation of the paper: S = Ī / Ū. 0 / 0 is 0: the loss never depended on such a unit."""
 
     def value(self, state: Mapping[str, Tensor], weight: Tensor) -> Tensor:
-        """Ī / Ū; infinite where only Ū is zero."""
+        """Ī / Ū; infinite where only Ū is zero, and NaN, which is refused, where Ī is."""
         sensitivity = state["sensitivity"]
-        return torch.where(sensitivity > 0, sensitivity / state["uncertainty"], 0.0)
+        return torch.where(sensitivity == 0, 0.0, sensitivity / state["uncertainty"])
 
 
 @dataclass(frozen=True)

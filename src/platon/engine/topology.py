@@ -1,7 +1,7 @@
 """The transformer blocks of a model, and the matrices in them that may be pruned.
 
-The only file that knows architectures, family.py aside. It knows them by structure, never by name: a block is an
-element of a container whose class repeats there, and which holds enough matrices to be attention and a feed-forward.
+Blocks are found by structure, never by name: a block is an element of a container whose class repeats there, and which
+holds enough matrices to be attention and a feed-forward.
 Embeddings, patch merging, poolers and heads lie outside every block, so no list of names is needed to leave them out.
 """
 
