@@ -1,18 +1,21 @@
 """The paper's metrics, as fractions (reports multiply by 100).
 
-No result is ever NaN. Where a formula divides by zero the result is 0, the value of a model without skill: Matthews and
-correlations of constant values, and F1 without a true positive. So is the correlation of predictions that are not
-finite (a diverged model). scikit-learn and scipy warn or return NaN there; tests compare with them elsewhere.
+They are scikit-learn's and scipy's, but no result is ever NaN. Where a formula divides by zero the result is 0, the
+value of a model without skill: Matthews and correlations of constant values, and F1 without a true positive. So is the
+correlation of predictions that are not finite (a diverged model). The libraries warn or return NaN there.
 """
 
 import re
 import string
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+from sklearn.metrics import f1_score, matthews_corrcoef
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -31,45 +34,32 @@ def accuracy(predicted: ArrayLike, labels: ArrayLike) -> float:
 
 def f1(predicted: ArrayLike, labels: ArrayLike) -> float:
     """2 TP / (2 TP + FP + FN), with 1 as the positive class."""
-    said, true = np.asarray(predicted) == 1, np.asarray(labels) == 1
-    hits = int(np.sum(said & true))
-    return 2 * hits / int(said.sum() + true.sum()) if hits else 0.0
+    return float(f1_score(np.ravel(labels) == 1, np.ravel(predicted) == 1, zero_division=0))
 
 
 def matthews(predicted: ArrayLike, labels: ArrayLike) -> float:
-    r"""Matthews correlation for any number of classes (Gorodkin's R_K), from the confusion counts.
-
-    (c s - Σ p_k t_k) / √((s² - Σ p_k²)(s² - Σ t_k²)): s rows, c right, p_k said to be k, t_k being k.
-    """
-    said, true = np.asarray(predicted), np.asarray(labels)
-    names = np.union1d(said, true)
-    p = np.array([np.sum(said == k) for k in names], dtype=np.float64)
-    t = np.array([np.sum(true == k) for k in names], dtype=np.float64)
-    rows, right = len(true), float(np.sum(said == true))
-    spread = (rows**2 - p @ p) * (rows**2 - t @ t)
-    return float((right * rows - p @ t) / np.sqrt(spread)) if spread > 0 else 0.0
+    """Matthews correlation, for any number of classes."""
+    constant = len(np.union1d(predicted, labels)) < 2  # scikit-learn warns of a single class
+    return 0.0 if constant else float(matthews_corrcoef(labels, predicted))
 
 
 def pearson(predicted: ArrayLike, labels: ArrayLike) -> float:
     """Covariance over the product of the standard deviations."""
-    x, y = np.asarray(predicted, dtype=np.float64), np.asarray(labels, dtype=np.float64)
-    if not (np.isfinite(x).all() and np.isfinite(y).all()) or np.ptp(x) == 0 or np.ptp(y) == 0:
-        return 0.0
-    # Scaled before squaring, so that tiny and huge numbers neither underflow nor overflow.
-    x, y = x - x.mean(), y - y.mean()
-    x, y = x / np.abs(x).max(), y / np.abs(y).max()
-    return float(np.clip(x @ y / np.sqrt((x @ x) * (y @ y)), -1, 1))
+    return _correlation(stats.pearsonr, predicted, labels)
 
 
 def spearman(predicted: ArrayLike, labels: ArrayLike) -> float:
     """Pearson of the ranks; equal values share their mean rank."""
-    x = np.asarray(predicted, dtype=np.float64)
-    return pearson(_ranks(x), _ranks(np.asarray(labels, dtype=np.float64))) if np.isfinite(x).all() else 0.0
+    return _correlation(stats.spearmanr, predicted, labels)
 
 
-def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+def _correlation(function: Callable[..., Any], predicted: ArrayLike, labels: ArrayLike) -> float:
+    x, y = np.asarray(predicted, dtype=np.float64), np.asarray(labels, dtype=np.float64)
+    if not (np.isfinite(x).all() and np.isfinite(y).all()) or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", stats.NearConstantInputWarning)  # rounding noise, but a number
+        return float(function(x, y).statistic)
 
 
 def normalise(answer: str) -> str:
