@@ -157,6 +157,7 @@ IN_PLACE: dict[str, Callable[[Path], None]] = {
     "prune-in-a-plain-loop": lambda place: None,
     "distil": own_trainer,
     "embeddings": own_encoder,
+    "architectures": own_trainer,
     "add-a-method": lambda place: None,
     "add-a-task": lambda place: None,
     "add-a-unit-kind": lambda place: None,

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 import platon
 from platon import cli
@@ -348,3 +349,31 @@ def test_outputs_that_differ_are_refused(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(ValueError, match=r"the compact model differs from the pruned one: logits by 0\.01"):
         shrink(speed.opened(structured / "model"), batch, tmp_path / "small")
     assert not (tmp_path / "small").exists()
+
+
+def test_inspect_shows_the_structure_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From the configuration alone: there are no weights in the folder."""
+    small = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 24}
+    config = transformers.BertConfig(**small, vocab_size=50, architectures=["BertForMaskedLM"])
+    config.save_pretrained(tmp_path)
+    platon_command("inspect", tmp_path)
+    said = capsys.readouterr().out
+    assert "12 heads and 72 neurons are proved; they hold 100.0% of the prunable weights" in said
+    [row] = [line for line in said.splitlines() if "bert.encoder.layer.0 to 2" in line]
+    assert [cell.strip() for cell in row.split("│")[2:6]] == [
+        "BertLayer",
+        "4",
+        "24",
+        f"{3 * (4 * 32 * 32 + 2 * 32 * 24):,}",
+    ]
+    assert "refused" not in said
+
+
+def test_inspect_shows_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+    transformers.AlbertConfig(**small, vocab_size=50, embedding_size=16).save_pretrained(tmp_path)
+    platon_command("inspect", tmp_path)
+    said = capsys.readouterr().out
+    assert "0 heads and 0 neurons are proved" in said
+    assert "attention.query.weight and 5 more" in said
+    assert "its block is run 2 times in one pass" in said

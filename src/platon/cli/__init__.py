@@ -32,7 +32,7 @@ app.command()(training.sweep)
 app.command("eval")(model.evaluate)
 app.command()(model.export)
 app.command()(model.speed)
-app.command("inspect")(view.show_layers)
+app.command()(view.inspect)
 app.command()(view.report)
 app.command("list")(listing.show_names)
 

@@ -22,7 +22,24 @@ class Format(StrEnum):
     csv = "csv"
 
 
-def show_layers(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
+def inspect(
+    model: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="run folder, model folder or hub name")],
+) -> None:
+    """Show what a run kept, layer by layer; of a model, its heads and neurons, and what of it cannot be cut.
+
+    Example: [bold]platon inspect google-bert/bert-base-uncased[/bold]
+    """
+    folder = Path(model).expanduser()
+    if (folder / "config.json").is_file() or not folder.is_dir():
+        from platon.cli.structure import show_structure
+        from platon.lab.outline import outline
+
+        show_structure(outline(model))
+    else:
+        show_layers(folder)
+
+
+def show_layers(run: Path) -> None:
     """Show what a run kept, layer by layer."""
     from platon.lab.record import read_record
     from platon.report.layer import layer_table
