@@ -1,4 +1,4 @@
-"""Attacks on saved models and sparse layers: bad input must be refused in one sentence, or change nothing.
+"""Attacks on saved models, sparse layers and training: bad input must be refused in one sentence, or change nothing.
 
     python benchmarks/attacks.py                    the long form: minutes
     python benchmarks/attacks.py --short            the short form, which CI runs: seconds
@@ -8,8 +8,8 @@
 What an attack can end with:
 
     refused   an error of one sentence (ValueError or TypeError)
-    same      the input was accepted, and the result is that of the undamaged one
-    wrong     the input was accepted, and the result is another one
+    same      the input was accepted, and the result is that of the undamaged one, or what the changed input describes
+    wrong     the input was accepted, and the result is neither
     crashed   the process died, ran out of memory or time, or raised an internal error
 
 Attacks run in child processes, so that a crash is counted and the next attack goes on; memory and time are limited.
@@ -19,6 +19,7 @@ makes one random attack and register it with `@attack("its name")`.
 
 import argparse
 import copy
+import functools
 import json
 import os
 import random
@@ -42,6 +43,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import platon
+import training_attacks
 from platon.deploy.layer import SparseLinear
 from platon.deploy.storage import CONFIG, MANIFEST, SPARSE, WEIGHTS
 
@@ -109,6 +111,7 @@ def logits(model: nn.Module) -> Tensor:
 
 
 SAVED: Saved
+RUN: Path  # the folder of a small finished run
 
 
 def folder_copy(chance: random.Random, place: Path, *names: str) -> Path:
@@ -276,6 +279,19 @@ def damage_layer(chance: random.Random, layer: SparseLinear) -> None:
             array.view(-1)[chance.randrange(max(1, array.numel()))] = chance.choice([-1, 32767, 12345, -32768])
 
 
+# --- training ---------------------------------------------------------------------------------------------------------
+
+attack("pruner state")(functools.partial(training_attacks.attack_state, change=change_somewhere))
+attack("pruner input")(functools.partial(training_attacks.attack_pruner, change=change_somewhere))
+attack("compaction")(functools.partial(training_attacks.attack_compaction, change=change_somewhere))
+
+
+@attack("run folder")
+def attack_run(chance: random.Random, place: Path) -> bool:
+    """Files of a run folder that are damaged, edited or links."""
+    return training_attacks.attack_run(RUN)(chance, place, change_somewhere)
+
+
 # --- the campaign -----------------------------------------------------------------------------------------------------
 
 
@@ -360,10 +376,11 @@ def main() -> None:
     count = arguments.count or (15 if arguments.short else 1000)
     failures: list[str] = []
     counts: dict[str, dict[str, int]] = {}
-    global SAVED
+    global SAVED, RUN
     transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as folder:
         SAVED = Saved(Path(folder))
+        RUN = training_attacks.make_run(Path(folder) / "run")
         for kind in arguments.kind or [*KINDS, "kernel arrays"]:
             if kind == "kernel arrays":
                 counts[kind] = fuzz_kernel(300 if arguments.short else 100_000, arguments.seed, failures)

@@ -2,11 +2,12 @@
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn, optim
+from torch import Tensor, nn, optim
 
 import platon
 from platon.engine.methods import METHODS
@@ -66,6 +67,16 @@ def test_numbers_that_are_not_finite(net: nn.Module, bad: float) -> None:
     state = copy.deepcopy(pruner.state_dict())
     state["tensors"]["blocks.1.up.weight:uncertainty"][7] = bad
     with pytest.raises(ValueError, match=r"tensor 'blocks\.1\.up\.weight:uncertainty' holds a number that is NaN or"):
+        pruner.load_state_dict(state)
+
+
+@pytest.mark.parametrize("change", [lambda t: t.to("meta"), lambda t: t.to_sparse()], ids=["meta", "sparse"])
+@pytest.mark.parametrize("name", ["mask", "uncertainty"])
+def test_tensors_without_numbers_in_memory(net: nn.Module, name: str, change: Callable[[Tensor], Tensor]) -> None:
+    pruner, _ = trained(net, platon.Platon(window=1))
+    state = copy.deepcopy(pruner.state_dict())
+    state["tensors"][f"blocks.1.up.weight:{name}"] = change(state["tensors"][f"blocks.1.up.weight:{name}"])
+    with pytest.raises(ValueError, match=rf"tensor 'blocks\.1\.up\.weight:{name}' is not a dense tensor with numbers"):
         pruner.load_state_dict(state)
 
 

@@ -52,7 +52,7 @@ def own_tensors(ranking: Ranking, given: Mapping[str, Tensor]) -> Tensors:
     """What belongs to this process, of tensors in either of the two forms."""
     found: Tensors = {}
     for name, tensor, matrix in _with_matrices(ranking, given):
-        if matrix is None or not isinstance(tensor, Tensor) or not tensor.dim():
+        if matrix is None or not _is_dense(tensor) or not tensor.dim():
             found[name] = tensor
             continue
         is_packed = name.endswith(":mask") and tensor.dtype == torch.uint8
@@ -120,8 +120,14 @@ def _check_fit(given: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
             raise ValueError(
                 f"tensor {name!r} is {found} in the state and {tensor.dtype} {tuple(tensor.shape)} in the pruner"
             )
+        if not _is_dense(own):
+            raise ValueError(f"tensor {name!r} is not a dense tensor with numbers in memory")
         if own.is_floating_point() and not bool(own.isfinite().all()):
             raise ValueError(f"tensor {name!r} holds a number that is NaN or infinite")
+
+
+def _is_dense(tensor: object) -> bool:
+    return isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta
 
 
 def _checked_numbers(state: Mapping[str, Any], total: int) -> Numbers:
