@@ -157,10 +157,11 @@ def attack_manifest(chance: random.Random, place: Path) -> bool:
 def _describes_another_model(content: Any, folders: dict[str, Path]) -> bool:
     """Whether the change left a valid description of a different model, which a reader cannot notice."""
     known = json.loads((folders["fast"] / MANIFEST).read_text())
-    activations = [layer.get("activation") for layer in content.get("sparse_layers", {}).values()]
-    return bool(activations) and (
-        activations != [layer["activation"] for layer in known["sparse_layers"].values()]
-        or content.get("merged_activations") != known["merged_activations"]
+    changed = content.get("replaced", {})
+    return bool(changed) and any(
+        changed.get(name, {}).get(key) != one.get(key)
+        for name, one in known["replaced"].items()
+        for key in ("kind", "activation")
     )
 
 

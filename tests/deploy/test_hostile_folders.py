@@ -76,7 +76,7 @@ SIZES: dict[str, tuple[dict[str, Any], str]] = {
     "words": ({"vocab_size": 10**12}, "word_embeddings.weight' is .99, 32. in the one"),
     "no heads": ({"num_attention_heads": 0}, "no BertForSequenceClassification can be built from it"),
     "negative": ({"hidden_size": -32}, "is damaged"),
-    "negative heads": ({"num_attention_heads": -4}, "the numbers of heads differ|is damaged"),
+    "negative heads": ({"num_attention_heads": -4}, "was changed after the model was saved|is damaged"),
     "not a number": ({"num_hidden_layers": float("nan")}, "'num_hidden_layers' is nan"),
     "activation": ({"hidden_act": "unknown"}, "is damaged.*unknown"),
     "a list as number": ({"chunk_size_feed_forward": []}, "'chunk_size_feed_forward' is '..', it has to be a number"),
@@ -136,8 +136,9 @@ MANIFESTS: dict[str, tuple[Change, str]] = {
         "'BertPreTrainedModel', which is no model",
     ),
     "true as format": (lambda m: m.update({"format": True}), "has format True"),
-    "layers": (lambda m: m.update({"format": 2, "sparse_layers": {"x": 3}}), "its list of tensors cannot be read"),
-    "no such layer": (lambda m: m.update({"sparse_layers": {"x": {"rows": 1, "columns": 1}}}), "no layer 'x'"),
+    "modules": (lambda m: m.update({"format": 2, "replaced": {"x": 3}}), "its list of tensors cannot be read"),
+    "no such module": (lambda m: m.update({"replaced": {"x": {"kind": "nothing"}}}), "no layer 'x'"),
+    "no such kind": (lambda m: m.update({"replaced": {"bert": {"kind": "Bert"}}}), "kind 'Bert', this version reads"),
     "heads": (lambda m: m.update({"heads": 3}), "the numbers of heads differ"),
 }
 

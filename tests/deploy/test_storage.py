@@ -314,7 +314,7 @@ def test_a_config_that_does_not_fit(small: nn.Module, tmp_path: Path) -> None:
         {"num_hidden_layers": 3},
     ):
         (folder / "config.json").write_text(json.dumps({**config, **changes}))
-        with pytest.raises(ValueError, match="does not fit"):
+        with pytest.raises(ValueError, match=r"does not fit|was changed after the model was saved"):
             platon.load(folder)
     (folder / "config.json").write_text(json.dumps({**config, "hidden_size": "wide"}))
     with pytest.raises(ValueError, match=r"config\.json' is damaged: .*hidden_size") as caught:

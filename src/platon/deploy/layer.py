@@ -6,17 +6,18 @@ import operator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import forward_ad
 
-from platon.deploy import sparse_matrix
+from platon.deploy import sparse_kernel, sparse_matrix
+from platon.deploy.packed import Description, Packed, Shapes, size
 from platon.deploy.sparse_matrix import SparseMatrix
-from platon.deploy.sparse_operator import csr_linear, csr_matrix, product, quiet, refuse, sparse_linear
+from platon.deploy.sparse_operator import ACTIVATE, csr_linear, csr_matrix, product, quiet, refuse, sparse_linear
 
 _version = operator.attrgetter("_version")
 
 
-class _SparseLayer(nn.Module):
+class _SparseLayer(Packed):
     """Checks the inputs at each call, and the buffers whenever they have changed since the last one."""
 
     values: Tensor
@@ -30,10 +31,6 @@ class _SparseLayer(nn.Module):
         # Of the last check: the tensors (kept, so that their ids stay theirs), their versions, and all ids and sizes.
         self._checked: tuple[list[Tensor], list[int], list[int]] | None = None
         self.eval()
-
-    def problem(self) -> str | None:
-        """What is wrong with the buffers; `None`: nothing."""
-        raise NotImplementedError
 
     def check(self, x: Tensor) -> None:
         """Refuse tokens or buffers that the product cannot be computed with."""
@@ -79,6 +76,7 @@ class _SparseLayer(nn.Module):
 class SparseLinear(_SparseLayer):
     """activation(x Wᵀ + bias) by the compiled kernel; the zeros of W are neither stored nor multiplied."""
 
+    kind, rounded = "linear", ("values",)
     arrays = ("values", "columns", "counts", "starts")  # the buffers that hold the matrix
     columns: Tensor
     counts: Tensor
@@ -99,6 +97,30 @@ class SparseLinear(_SparseLayer):
         layer = cls.__new__(cls)
         layer._set(matrix, bias, activation)
         return layer
+
+    def description(self) -> dict[str, int | str]:
+        sizes = {"rows": self.out_features, "columns": self.in_features, "width": self.width}
+        return {**sizes, "activation": self.activation}
+
+    @classmethod
+    def unfilled(cls, description: Description, shapes: Shapes) -> SparseLinear:
+        rows, columns = size(description, "rows"), size(description, "columns")
+        width = size(description, "width", 1, sparse_matrix.WIDEST)
+        activation, count = description.get("activation"), shapes.get("values", ())
+        if not isinstance(activation, str) or activation not in ACTIVATE or len(count) != 1:
+            raise ValueError(f"the manifest is damaged: no sparse layer can be built from {dict(description)}")
+        bias = torch.empty(rows, device="meta") if "bias" in shapes else None
+        return cls.of(sparse_matrix.unfilled(rows, columns, width, count[0]), bias, activation)
+
+    @classmethod
+    def replaced(cls, description: Description, shapes: Shapes) -> dict[str, tuple[int, ...]]:
+        rows, columns = size(description, "rows"), size(description, "columns")
+        return {"weight": (rows, columns)} | ({"bias": (rows,)} if "bias" in shapes else {})
+
+    def runnable(self) -> SparseLinear | CsrLinear:
+        if isinstance(sparse_kernel.find(), str):
+            return CsrLinear.of(self.matrix, self.bias, self.activation)
+        return self
 
     @property
     def matrix(self) -> SparseMatrix:
@@ -158,6 +180,9 @@ class CsrLinear(_SparseLayer):
         self.register_buffer("starts", matrix.crow_indices().clone())
         self.register_buffer("columns", matrix.col_indices().clone())
         self.register_buffer("values", matrix.values().clone())
+
+    def portable(self) -> SparseLinear:
+        return SparseLinear(self.weight, self.bias, self.activation)
 
     @property
     def weight(self) -> Tensor:

@@ -6,8 +6,9 @@ What is read here may come from anyone: every value is checked before it is used
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor
 MANIFEST, CONFIG, GENERATION = "manifest.json", "config.json", "generation_config.json"
 WEIGHTS, SPARSE = "model.safetensors", "sparse.safetensors"
 
-FORMAT, FORMAT_FAST = 1, 2  # the second has sparse layers in it, which version 1 cannot read
+FORMAT, FORMAT_PACKED = 1, 2  # the second has packed modules in it, which version 1 cannot read
 
 _DTYPES = {
     name: getattr(torch, name)
@@ -27,6 +28,9 @@ _DTYPES = {
     )
 }
 _LARGEST = 1 << 48  # of a shape; a larger number is damage
+_PIECE = 1 << 20
+# Keys of a configuration that change no number of the model.
+_DESCRIPTIVE = ("id2label", "label2id", "architectures", "transformers_version", "_name_or_path", "problem_type")
 
 
 @dataclass(frozen=True)
@@ -50,22 +54,18 @@ class Manifest:
 
     model_class: str
     attention: str | None  # the implementation of attention, which decides about rounding
-    heads: Any  # the number of heads of each attention; only compared
     weights: str  # the file that holds the tensors
     tensors: Mapping[str, TensorType]
     buffers: Mapping[str, torch.dtype]  # precision of the buffers that are computed and not stored
-    sparse_layers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by name; see sparse_layout.py
-    merged: Sequence[str] = ()  # names of the activations that became part of a sparse layer
-
-    def with_heads(self, heads: Any) -> Manifest:
-        return replace(self, heads=heads)
+    replaced: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by name; see replacement.py
+    heads: Any = None  # of each attention, in folders without checksums; only compared
+    checksums: Mapping[str, Any] = field(default_factory=dict)  # of the files, by name; only compared
 
     def write(self, folder: Path) -> None:
         content = {
-            "format": FORMAT_FAST if self.sparse_layers else FORMAT,
+            "format": FORMAT_PACKED if self.replaced else FORMAT,
             "class": self.model_class,
             "attention": self.attention,
-            "heads": self.heads,
             "weights": self.weights,
             "tensors": {
                 name: {"dtype": str(one.dtype).removeprefix("torch."), "shape": list(one.shape)}
@@ -73,8 +73,9 @@ class Manifest:
             },
             "dtypes": {name: str(dtype).removeprefix("torch.") for name, dtype in self.buffers.items()},
         }
-        if self.sparse_layers:
-            content |= {"sparse_layers": self.sparse_layers, "merged_activations": list(self.merged)}
+        if self.replaced:
+            content["replaced"] = self.replaced
+        content["checksums"] = checksums(folder, self.weights)
         (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
@@ -83,8 +84,8 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     content = read_json(path)
     version = content.get("format")
-    if type(version) is not int or version not in (FORMAT, FORMAT_FAST):
-        raise ValueError(f"{str(path)!r} has format {version!r}, this version reads {FORMAT} and {FORMAT_FAST}")
+    if type(version) is not int or version not in (FORMAT, FORMAT_PACKED):
+        raise ValueError(f"{str(path)!r} has format {version!r}, this version reads {FORMAT} and {FORMAT_PACKED}")
     weights = content.get("weights")
     if weights not in (WEIGHTS, SPARSE):
         raise ValueError(
@@ -95,21 +96,48 @@ def read_manifest(folder: Path) -> Manifest:
             name: TensorType(_dtype(one["dtype"]), _shape(one["shape"])) for name, one in _items(content["tensors"])
         }
         buffers = {name: _dtype(one) for name, one in _items(content.get("dtypes", {}))}
-        layers = {name: dict(_items(one)) for name, one in _items(content.get("sparse_layers", {}))}
-        merged = [str(name) for name in content.get("merged_activations", [])]
+        replaced = {name: dict(_items(one)) for name, one in _items(content.get("replaced", {}))}
+        sums = dict(_items(content.get("checksums", {})))
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ValueError(f"{str(path)!r} is damaged: its list of tensors cannot be read") from None
     attention = content.get("attention")
     return Manifest(
         model_class=content.get("class"),  # type: ignore[arg-type]  # checked where the class is looked up
         attention=attention if isinstance(attention, str) else None,
-        heads=content.get("heads"),
         weights=weights,
         tensors=tensors,
         buffers=buffers,
-        sparse_layers=layers,
-        merged=merged,
+        replaced=replaced,
+        heads=content.get("heads"),
+        checksums=sums,
     )
+
+
+def checksums(folder: Path, weights: str) -> dict[str, int]:
+    """CRC-32 of the weights, and of what the configuration says about the model: names may be edited."""
+    config = {key: value for key, value in read_json(folder / CONFIG).items() if key not in _DESCRIPTIVE}
+    return {weights: _crc(folder / weights), CONFIG: zlib.crc32(json.dumps(config, sort_keys=True).encode())}
+
+
+def check_unchanged(manifest: Manifest, folder: Path) -> None:
+    """Refuse a folder whose files are not those that were saved, by accident or by an editor."""
+    if not manifest.checksums:  # an older folder
+        return
+    for name, found in checksums(folder, manifest.weights).items():
+        if manifest.checksums.get(name) != found:
+            raise ValueError(
+                f"{name} in {str(folder)!r} was changed after the model was saved; copy the folder again, and to "
+                "change a model load it, change it and save it"
+            )
+
+
+def _crc(path: Path) -> int:
+    """Of a file, read in pieces that do not stay in memory."""
+    found = 0
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(_PIECE):
+            found = zlib.crc32(piece, found)
+    return found
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from transformers import PreTrainedModel
 
-from platon.deploy import rebuild, sparse_layout
+from platon.deploy import rebuild, replacement
 from platon.deploy.manifest import CONFIG, MANIFEST, Manifest, TensorType, read_json
 from platon.engine.anatomy import heads
 
@@ -36,7 +36,6 @@ class Built(NamedTuple):
     """A model as the manifest describes it."""
 
     model: PreTrainedModel
-    heads: dict[str, int]  # of each attention, before sparse layers took the place of its matrices
     as_configured: bool  # whether the configuration alone gives the same shapes
 
 
@@ -85,14 +84,13 @@ def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def cut_to_manifest(model: PreTrainedModel, manifest: Manifest) -> Built:
-    """Give a newly built model the shapes of the manifest, and its sparse layers."""
+    """Give a newly built model the shapes of the manifest, and its packed modules."""
     shapes = {name: one.shape for name, one in manifest.tensors.items()}
-    dense = sparse_layout.dense_shapes(model, manifest.sparse_layers, shapes)
+    dense = replacement.dense_shapes(model, manifest.replaced, shapes)
     before = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     rebuild.cut_to(model, dense)
-    counted = count_heads(model) if manifest.sparse_layers else {}  # sparse layers hide them
-    sparse_layout.install(model, manifest.sparse_layers, manifest.merged, shapes)
-    return Built(model, counted, all(before.get(name) == shape for name, shape in dense.items()))
+    replacement.install(model, manifest.replaced, shapes)
+    return Built(model, all(before.get(name) == shape for name, shape in dense.items()))
 
 
 def count_heads(model: nn.Module) -> dict[str, int]:
@@ -103,11 +101,16 @@ def count_heads(model: nn.Module) -> dict[str, int]:
         return {}
 
 
-def check_heads(manifest: Manifest, built: Built) -> None:
-    """Refuse a model with other numbers of heads: the same matrices can be divided into fewer or more."""
+def check_heads(manifest: Manifest, model: nn.Module) -> None:
+    """Refuse a model with other numbers of heads: the same matrices can be divided into fewer or more.
+
+    For older folders. In newer ones the checksum of the configuration says so.
+    """
+    if manifest.heads is None and manifest.checksums:
+        return
     differ = not isinstance(manifest.heads, dict)
     if manifest.heads and not differ:
-        counted = built.heads if manifest.sparse_layers else count_heads(built.model)
+        counted = count_heads(model)
         # A single one was written where all query heads share a key; there, each of them counts now.
         differ = any(count not in (1, counted.get(name)) for name, count in manifest.heads.items())
     if differ:

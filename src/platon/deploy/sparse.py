@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from platon.deploy import calibration, sparse_kernel
 from platon.deploy.layer import CsrLinear, SparseLinear
-from platon.deploy.sparse_layout import skip_fast_paths
+from platon.deploy.replacement import skip_fast_paths
 from platon.deploy.sparse_operator import ACTIVATE
 from platon.engine.topology import is_conv1d
 

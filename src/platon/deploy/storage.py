@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from platon.deploy import bitmask, rebuild, skeleton, sparse_layout
+from platon.deploy import bitmask, rebuild, replacement, skeleton
 from platon.deploy.manifest import (
     CONFIG,
     GENERATION,
@@ -26,6 +26,7 @@ from platon.deploy.manifest import (
     WEIGHTS,
     Manifest,
     TensorType,
+    check_unchanged,
     read_json,
     read_manifest,
 )
@@ -73,17 +74,18 @@ def load(folder: str | Path) -> PreTrainedModel:
     built = skeleton.build(manifest, folder)
     model = built.model
     _fill(model, tensors, manifest)
-    skeleton.check_heads(manifest, built)
+    skeleton.check_heads(manifest, model)
     if (folder / GENERATION).exists() and model.can_generate():
         settings = read_json(folder / GENERATION)
         try:
             model.generation_config = transformers.GenerationConfig.from_dict(settings)
         except Exception as error:  # transformers raises exceptions of many kinds
             raise ValueError(f"{str(folder / GENERATION)!r} is damaged: {' '.join(str(error).split())}") from error
-    if manifest.sparse_layers:
-        sparse_layout.finish(model)
+    if manifest.replaced:
+        replacement.finish(model)
         model.requires_grad_(False)
-    if manifest.sparse_layers or not built.as_configured:
+    check_unchanged(manifest, folder)
+    if manifest.replaced or not built.as_configured:
         save_with_manifest(model)
     return model.eval()
 
@@ -145,27 +147,24 @@ def _contents(
     name, config = type(model).__name__, model.config
     with torch.device("meta"):  # only the names and shapes count
         outline = skeleton.model_class(name)(type(config).from_dict(config.to_dict()))
-    layers, arrays = sparse_layout.describe(model)
+    modules = replacement.packed(model)
     state = skeleton.stored_tensors(model)
     tensors = {
         key: tensor if state_dict is None else state_dict.get(key, tensor)
         for key, tensor in state.items()
-        if key.rpartition(".")[0] not in layers
-    } | arrays
+        if key.rpartition(".")[0] not in modules
+    } | replacement.arrays(modules)
     manifest = Manifest(
         model_class=name,
         attention=getattr(config, "_attn_implementation", None),
-        heads={},
         weights=SPARSE if sparse else WEIGHTS,
         tensors={key: TensorType.of(tensor) for key, tensor in tensors.items()},
         # Buffers that are computed and not stored follow the model into half precision.
         buffers={key: buffer.dtype for key, buffer in model.named_buffers() if key not in state},
-        sparse_layers=layers,
-        merged=sparse_layout.merged_activations(model, outline) if layers else [],
+        replaced=replacement.describe(model, outline, modules) if modules else {},
     )
-    built = skeleton.cut_to_manifest(outline, manifest)
+    skeleton.cut_to_manifest(outline, manifest)
     skeleton.check_fit(manifest, outline, f"{name} as transformers builds it")
-    manifest = manifest.with_heads(built.heads if layers else skeleton.count_heads(model))
     return manifest, {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
 
 
@@ -249,7 +248,7 @@ def _fill(model: nn.Module, tensors: dict[str, Tensor], manifest: Manifest) -> N
     """Put the tensors in, with the file's precision; tied ones stay tied."""
     built = model.state_dict(keep_vars=True)
     for name, tensor in tensors.items():
-        if name.rpartition(".")[0] not in manifest.sparse_layers:
+        if name.rpartition(".")[0] not in manifest.replaced:
             rebuild.check_choice(model, name, tensor)
     new = {id(built[name]): tensor for name, tensor in tensors.items()}
     made: dict[int, nn.Parameter] = {}

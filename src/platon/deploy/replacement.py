@@ -1,0 +1,126 @@
+"""The modules of a model that others took the place of: described for a manifest, and put in place again."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from platon.deploy import sparse_kernel
+from platon.deploy.layer import SparseLinear
+from platon.deploy.packed import NOTHING, Description, Packed, Shapes
+from platon.engine.topology import is_conv1d
+
+#: by the name in a manifest
+KINDS: dict[str, type[Packed]] = {kind.kind: kind for kind in (SparseLinear,)}
+
+
+def packed(model: nn.Module) -> dict[str, Packed]:
+    """The packed modules of a model as they are stored, by name."""
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Packed):
+            found[name] = module.portable()
+            problem = found[name].problem()
+            if problem:
+                raise ValueError(f"the sparse layer {name!r} cannot be saved: {problem}")
+    return found
+
+
+def describe(model: nn.Module, dense: nn.Module, modules: Mapping[str, Packed]) -> dict[str, dict[str, Any]]:
+    """The modules that differ from those of the dense model: packed ones, and those that became nothing."""
+    original = dict(dense.named_modules())
+    gone = {
+        name: {"kind": NOTHING}
+        for name, module in model.named_modules()
+        if type(module) is nn.Identity and type(original.get(name)) is not nn.Identity
+    }
+    return {name: {"kind": module.kind, **module.description()} for name, module in modules.items()} | gone
+
+
+def arrays(modules: Mapping[str, Packed]) -> dict[str, Tensor]:
+    """The buffers of packed modules, by their names in the model."""
+    return {f"{name}.{key}": array for name, module in modules.items() for key, array in module.named_buffers()}
+
+
+def dense_shapes(model: nn.Module, described: Mapping[str, Description], shapes: Shapes) -> Shapes:
+    """The shapes of the model's tensors with those of the dense modules in place of packed ones."""
+    dense = dict(shapes)
+    for name, one in described.items():
+        kind, there = _kind(name, one), _inside(name, shapes)
+        if kind is None:
+            continue
+        original = _submodule(model, name)
+        for key in there:
+            dense.pop(f"{name}.{key}")
+        for key, shape in kind.replaced(one, there).items():
+            dense[f"{name}.{key}"] = shape[::-1] if is_conv1d(original) else shape
+    return dense
+
+
+def install(model: nn.Module, described: Mapping[str, Description], shapes: Shapes) -> None:
+    """Put packed modules without contents, and nothing where there was an activation, into a newly built model."""
+    new: dict[nn.Module, nn.Module] = {}
+    for name, one in described.items():
+        kind = _kind(name, one)
+        replaced = _submodule(model, name)
+        new[replaced] = nn.Identity() if kind is None else kind.unfilled(one, _inside(name, shapes))
+    _replace(model, new)
+    skip_fast_paths(model)
+
+
+def skip_fast_paths(model: nn.Module) -> None:
+    """Turn off the fast path of `nn.TransformerEncoderLayer`, which reads the dense weights of its layers."""
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0
+
+
+def finish(model: nn.Module) -> None:
+    """Check the contents of all packed modules, and put in place what computes the same on this machine."""
+    new: dict[nn.Module, nn.Module] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Packed):
+            problem = module.problem()
+            if problem:
+                raise ValueError(f"the weights are damaged: in the sparse layer {name!r}, {problem}")
+            runnable = module.runnable()
+            if runnable is not module:
+                new[module] = runnable
+    _replace(model, new)
+    found = sparse_kernel.find()
+    if new and isinstance(found, str):
+        warnings.warn(f"no compiled sparse kernel: {found}; torch.sparse takes its place and gains less", stacklevel=3)
+
+
+def _kind(name: str, described: Description) -> type[Packed] | None:
+    """The class of a packed module, `None` for nothing."""
+    kind = described.get("kind")
+    if kind == NOTHING:
+        return None
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ValueError(
+            f"the manifest has a module {name!r} of the kind {kind!r}, this version reads {', '.join(KINDS)}"
+        )
+    return KINDS[kind]
+
+
+def _inside(name: str, shapes: Shapes) -> Shapes:
+    """The shapes of the tensors of one module, by their names in it."""
+    return {key[len(name) + 1 :]: shape for key, shape in shapes.items() if key.rpartition(".")[0] == name}
+
+
+def _replace(model: nn.Module, new: Mapping[nn.Module, nn.Module]) -> None:
+    for module in list(model.modules()):
+        for key, child in module._modules.items():
+            if child is not None and child in new:
+                module._modules[key] = new[child]
+
+
+def _submodule(model: nn.Module, name: str) -> nn.Module:
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        raise ValueError(f"the manifest does not fit: the model has no layer {name!r}") from None
