@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from platon.deploy.rounding import PRECISIONS
+
 MANIFEST, CONFIG, GENERATION = "manifest.json", "config.json", "generation_config.json"
 WEIGHTS, SPARSE = "model.safetensors", "sparse.safetensors"
 
-FORMAT, FORMAT_PACKED = 1, 2  # the second has packed modules in it, which version 1 cannot read
+FORMAT, FORMAT_PACKED = 1, 2  # the second has packed modules or half precision, which version 1 cannot read
 
 _DTYPES = {
     name: getattr(torch, name)
@@ -57,13 +59,14 @@ class Manifest:
     weights: str  # the file that holds the tensors
     tensors: Mapping[str, TensorType]
     buffers: Mapping[str, torch.dtype]  # precision of the buffers that are computed and not stored
+    precision: str = "float32"  # float16: matrices are stored in it, and computed with in float32
     replaced: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by name; see replacement.py
     heads: Any = None  # of each attention, in folders without checksums; only compared
     checksums: Mapping[str, Any] = field(default_factory=dict)  # of the files, by name; only compared
 
     def write(self, folder: Path) -> None:
         content = {
-            "format": FORMAT_PACKED if self.replaced else FORMAT,
+            "format": FORMAT if not self.replaced and self.precision == PRECISIONS[0] else FORMAT_PACKED,
             "class": self.model_class,
             "attention": self.attention,
             "weights": self.weights,
@@ -73,6 +76,8 @@ class Manifest:
             },
             "dtypes": {name: str(dtype).removeprefix("torch.") for name, dtype in self.buffers.items()},
         }
+        if self.precision != PRECISIONS[0]:
+            content["precision"] = self.precision
         if self.replaced:
             content["replaced"] = self.replaced
         content["checksums"] = checksums(folder, self.weights)
@@ -91,6 +96,11 @@ def read_manifest(folder: Path) -> Manifest:
         raise ValueError(
             f"{str(path)!r} names the weights {weights!r}; only {WEIGHTS!r} or {SPARSE!r} beside it is read"
         )
+    precision = content.get("precision", PRECISIONS[0])
+    if precision not in PRECISIONS:
+        raise ValueError(
+            f"{str(path)!r} names the precision {precision!r}, this version reads {' and '.join(PRECISIONS)}"
+        )
     try:
         tensors = {
             name: TensorType(_dtype(one["dtype"]), _shape(one["shape"])) for name, one in _items(content["tensors"])
@@ -107,6 +117,7 @@ def read_manifest(folder: Path) -> Manifest:
         weights=weights,
         tensors=tensors,
         buffers=buffers,
+        precision=precision,
         replaced=replaced,
         heads=content.get("heads"),
         checksums=sums,

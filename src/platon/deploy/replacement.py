@@ -9,12 +9,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from platon.deploy import sparse_kernel
+from platon.deploy.embedding import PackedEmbedding
 from platon.deploy.layer import SparseLinear
 from platon.deploy.packed import NOTHING, Description, Packed, Shapes
 from platon.engine.topology import is_conv1d
 
 #: by the name in a manifest
-KINDS: dict[str, type[Packed]] = {kind.kind: kind for kind in (SparseLinear,)}
+KINDS: dict[str, type[Packed]] = {kind.kind: kind for kind in (SparseLinear, PackedEmbedding)}
 
 
 def packed(model: nn.Module) -> dict[str, Packed]:
@@ -43,6 +44,11 @@ def describe(model: nn.Module, dense: nn.Module, modules: Mapping[str, Packed]) 
 def arrays(modules: Mapping[str, Packed]) -> dict[str, Tensor]:
     """The buffers of packed modules, by their names in the model."""
     return {f"{name}.{key}": array for name, module in modules.items() for key, array in module.named_buffers()}
+
+
+def may_be_rounded(modules: Mapping[str, Packed]) -> frozenset[str]:
+    """The names of the buffers that may be stored in half precision."""
+    return frozenset(f"{name}.{key}" for name, module in modules.items() for key in module.rounded)
 
 
 def dense_shapes(model: nn.Module, described: Mapping[str, Description], shapes: Shapes) -> Shapes:

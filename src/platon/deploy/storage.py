@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,7 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from platon.deploy import bitmask, rebuild, replacement, skeleton
+from platon.deploy import bitmask, rebuild, replacement, rounding, sentence, skeleton
+from platon.deploy.embedding import PackedEmbedding, packed_embeddings
 from platon.deploy.manifest import (
     CONFIG,
     GENERATION,
@@ -30,45 +30,65 @@ from platon.deploy.manifest import (
     read_json,
     read_manifest,
 )
+from platon.deploy.place import place_of, swap
+from platon.deploy.rounding import PRECISIONS
 
 __all__ = ["CONFIG", "MANIFEST", "SPARSE", "WEIGHTS", "load", "save", "size_on_disk"]
 
-# Files of transformers' Trainer: a folder that holds one of them is not replaced.
-_TRAINING = ("training_args.bin", "trainer_state.json", "checkpoint-*")
 
-
-def save(model: nn.Module, folder: str | Path, *, sparse: bool = False, processor: Any = None) -> Path:
+def save(
+    model: nn.Module,
+    folder: str | Path,
+    *,
+    sparse: bool = False,
+    processor: Any = None,
+    precision: str = "float32",
+    embeddings: str | None = None,
+) -> Path:
     """Write a model to a folder that `load` reads; the folder is complete or not there at all.
 
     Args:
-        model: a transformers model, also what `platon.compact` or `platon.sparsify` made of one.
+        model: of transformers, or a `SentenceTransformer`; also what `platon.compact` or `platon.sparsify` made of one.
         folder: may hold a model that was saved before, which is replaced; a folder with other contents is refused. If
             it is a symbolic link, what it points to is replaced.
         sparse: write a tensor as bits and values where that takes fewer bytes: for unstructured pruning.
         processor: a tokenizer or image processor to save beside the model.
+        precision: "float16" stores matrices in half the bytes; they are rounded, and computed with in float32.
+        embeddings: "int8" stores embedding tables in a quarter of the bytes, with a scale for each row; they are
+            rounded, stay in int8 in memory, and the model is for inference. Tables that the output layer shares are
+            left as they are.
     """
-    if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"model must be a model of transformers, got {type(model).__name__}")
-    manifest, tensors = _contents(model, sparse=sparse)
+    form = Form(sparse, precision, embeddings)
+    if not isinstance(model, PreTrainedModel) and not sentence.is_one(model):
+        raise TypeError(f"model must be a model of transformers or a SentenceTransformer, got {type(model).__name__}")
     folder = Path(folder)
-    place = _place(folder)
+    place = place_of(folder)
     temporary = place.with_name(f".{place.name}.{uuid4().hex}")
     try:
-        temporary.mkdir(parents=True)
-        _write(temporary, model, manifest, tensors, processor)
-        _swap(temporary, place)
+        if isinstance(model, PreTrainedModel):
+            _write(temporary, model, processor, form)
+        else:
+            sentence.save(model, temporary, lambda inner, place: _write(place, inner, None, form))
+        swap(temporary, place)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 
-def load(folder: str | Path) -> PreTrainedModel:
+def load(folder: str | Path) -> Any:
     """The model that `save` wrote, bit for bit, in evaluation mode; it can be trained and pruned like any other.
 
-    A model that `platon.sparsify` made comes back sparse, for inference alone. Nothing in the folder is run: the class
+    A model that `platon.sparsify` made comes back sparse, for inference alone; its arrays are mapped from the file, and
+    no dense matrix is made. Nothing in the folder is run: the class
     is one of transformers', the weights are plain tensors.
     """
     folder = Path(folder)
+    if (folder / sentence.MODULES).exists():
+        return sentence.load(folder, _load)
+    return _load(folder)
+
+
+def _load(folder: Path) -> PreTrainedModel:
     manifest = read_manifest(folder)
     tensors = _read_tensors(folder, manifest)
     built = skeleton.build(manifest, folder)
@@ -101,8 +121,8 @@ def save_with_manifest(model: nn.Module) -> None:
     For models that a configuration alone does not describe: transformers' own method would write a folder that nothing
     opens.
     """
-    if isinstance(model, PreTrainedModel):
-        model.__dict__["save_pretrained"] = SavePretrained(model)
+    for inner in sentence.inner_models(model):
+        inner.__dict__["save_pretrained"] = SavePretrained(inner)
 
 
 class SavePretrained:
@@ -124,12 +144,10 @@ class SavePretrained:
             raise ValueError("a compact or sparsified model is not pushed; save it, then upload the folder")
         if not is_main_process:
             return
-        manifest, tensors = _contents(self.model, state_dict=state_dict)
         folder = Path(save_directory)
         temporary = folder / f".{uuid4().hex}"
         try:
-            temporary.mkdir(parents=True)
-            _write(temporary, self.model, manifest, tensors, None)
+            _write(temporary, self.model, None, Form(), state_dict)
             (folder / MANIFEST).unlink(missing_ok=True)  # comes back last: without it, nothing is read
             for file in sorted(temporary.iterdir(), key=lambda file: file.name == MANIFEST):
                 file.replace(folder / file.name)
@@ -140,14 +158,38 @@ class SavePretrained:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Form:
+    """How the numbers of a model are stored."""
+
+    sparse: bool = False
+    precision: str = PRECISIONS[0]
+    embeddings: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what there is not."""
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision must be {' or '.join(map(repr, PRECISIONS))}, got {self.precision!r}")
+        if self.embeddings not in (None, "int8"):
+            raise ValueError(f"embeddings must be None or 'int8', got {self.embeddings!r}")
+
+
 def _contents(
-    model: PreTrainedModel, *, sparse: bool = False, state_dict: Mapping[str, Tensor] | None = None
+    model: PreTrainedModel, form: Form, state_dict: Mapping[str, Tensor] | None = None
 ) -> tuple[Manifest, dict[str, Tensor]]:
-    """The manifest and the tensors to write; what `load` could not build again is refused."""
+    """The manifest, and the tensors as they are stored; what `load` could not build again is refused."""
     name, config = type(model).__name__, model.config
     with torch.device("meta"):  # only the names and shapes count
         outline = skeleton.model_class(name)(type(config).from_dict(config.to_dict()))
     modules = replacement.packed(model)
+    if form.embeddings is not None:
+        tables = packed_embeddings(model)
+        if not tables and not any(module.kind == PackedEmbedding.kind for module in modules.values()):
+            raise ValueError(
+                f"{name} has no embedding table that can be stored in int8: its output layer shares the only one, or "
+                "there is none"
+            )
+        modules |= tables
     state = skeleton.stored_tensors(model)
     tensors = {
         key: tensor if state_dict is None else state_dict.get(key, tensor)
@@ -157,37 +199,27 @@ def _contents(
     manifest = Manifest(
         model_class=name,
         attention=getattr(config, "_attn_implementation", None),
-        weights=SPARSE if sparse else WEIGHTS,
+        weights=SPARSE if form.sparse else WEIGHTS,
         tensors={key: TensorType.of(tensor) for key, tensor in tensors.items()},
         # Buffers that are computed and not stored follow the model into half precision.
         buffers={key: buffer.dtype for key, buffer in model.named_buffers() if key not in state},
+        precision=form.precision,
         replaced=replacement.describe(model, outline, modules) if modules else {},
     )
     skeleton.cut_to_manifest(outline, manifest)
     skeleton.check_fit(manifest, outline, f"{name} as transformers builds it")
-    return manifest, {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-
-
-def _place(folder: Path) -> Path:
-    """Where a folder really is, once it is clear that it may be replaced."""
-    try:
-        place = folder.resolve()
-    except (OSError, RuntimeError) as error:  # links that lead in a circle
-        raise ValueError(f"{str(folder)!r} cannot be followed ({error}); choose another folder") from None
-    if Path.cwd().is_relative_to(place):
-        raise ValueError(f"{str(folder)!r} is the current folder or holds it, so it is not replaced; name a new folder")
-    if not place.exists():
-        return place
-    known = place.is_dir() and ((place / MANIFEST).exists() or not any(place.iterdir()))
-    if not known or any(next(place.glob(pattern), None) for pattern in _TRAINING):
-        raise ValueError(f"{str(folder)!r} holds something else than a saved model; choose another folder")
-    return place
+    stored = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+    if form.precision != PRECISIONS[0]:
+        stored = rounding.halve(stored, replacement.may_be_rounded(modules))
+    return manifest, bitmask.compress(stored) if form.sparse else stored
 
 
 def _write(
-    folder: Path, model: PreTrainedModel, manifest: Manifest, tensors: dict[str, Tensor], processor: Any
+    folder: Path, model: PreTrainedModel, processor: Any, form: Form, state_dict: Mapping[str, Tensor] | None = None
 ) -> None:
-    stored = bitmask.compress(tensors) if manifest.weights == SPARSE else tensors
+    """Write a model to a new folder."""
+    manifest, stored = _contents(model, form, state_dict)
+    folder.mkdir(parents=True, exist_ok=True)
     save_file(stored, folder / manifest.weights, metadata={"format": "pt"})
     model.config.to_json_file(folder / CONFIG, use_diff=False)
     if model.can_generate() and model.generation_config is not None:
@@ -195,25 +227,6 @@ def _write(
     if processor is not None:
         processor.save_pretrained(folder)
     manifest.write(folder)
-
-
-def _swap(new: Path, folder: Path) -> None:
-    """Rename the new folder to the name of the old one, which is removed when the new one is in place."""
-    while True:
-        old = new.with_name(f".{folder.name}.{uuid4().hex}")
-        with suppress(FileNotFoundError):
-            folder.replace(old)
-        try:
-            new.replace(folder)
-            return
-        except OSError as error:
-            # Another thread or process has put its folder there between the two renames: replace that one.
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                with suppress(OSError):
-                    old.replace(folder)
-                raise
-        finally:
-            shutil.rmtree(old, ignore_errors=True)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -234,6 +247,8 @@ def _read_tensors(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
             tensors = bitmask.decompress(tensors, {name: one.shape for name, one in manifest.tensors.items()})
         except ValueError as error:
             raise ValueError(f"{str(path)!r} is damaged: {error}") from None
+    if manifest.precision != PRECISIONS[0]:
+        tensors = rounding.widen(tensors)
     there = {name: TensorType.of(tensor) for name, tensor in tensors.items()}
     for name in sorted(manifest.tensors.keys() | there.keys()):
         if manifest.tensors.get(name) != there.get(name):
