@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import platon
+from platon.deploy.manifest import checksums
 from platon.deploy.storage import CONFIG, MANIFEST, SPARSE, WEIGHTS
 
 SMALL: dict[str, Any] = {
@@ -109,6 +110,7 @@ def test_code_on_a_hub_is_not_looked_for(folder: Path) -> None:
     expected = platon.load(folder)
     for key in ("attn_implementation", "_attn_implementation", "experts_implementation"):
         edit(folder / CONFIG, lambda config, key=key: config.update({key: "someone/kernel"}))
+        edit(folder / MANIFEST, lambda manifest: manifest.update(checksums=checksums(folder, WEIGHTS)))
         model = platon.load(folder)
         assert model.config._attn_implementation == expected.config._attn_implementation
 

@@ -59,7 +59,7 @@ def load(folder: Path, read: Callable[[Path], PreTrainedModel]) -> Any:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.modules import Transformer
 
-    class PackedTransformer(Transformer):  # type: ignore[misc]  # no types there
+    class PackedTransformer(Transformer):
         """Reads its model from a folder that `platon.save` wrote, instead of by `from_pretrained`."""
 
         def _load_model(self, model_name_or_path: str, *args: Any, **options: Any) -> PreTrainedModel:
