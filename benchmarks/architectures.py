@@ -17,6 +17,7 @@ same outputs.
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import resource
@@ -36,9 +37,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_M
 
 import platon
 from platon.engine.anatomy import heads, neurons, refusals
-from platon.engine.sample import attempts, mapped, tensors_in
+from platon.engine.call import mapped, tensors_in
+from platon.engine.sample import Case, attempts
 
-SECONDS, GIGABYTES = 120, 6
+SECONDS, GIGABYTES = 90, 6
 
 # Small numbers for the usual names of sizes; what is not named keeps its default.
 _SIZES: tuple[tuple[int, str], ...] = (
@@ -70,7 +72,7 @@ _SIZES: tuple[tuple[int, str], ...] = (
     (44, "encoder_intermediate_size decoder_intermediate_size ffn_hidden_size mlp_dim dim_feedforward ff_dim d_inner"),
     (44, "shared_expert_intermediate_size intermediate_dim feed_forward_size encoder_feedforward_dim"),
     (8, "head_dim d_kv d_head kv_channels attention_head_dim rotary_dim qk_rope_head_dim qk_nope_head_dim v_head_dim"),
-    (8, "patch_size kv_lora_rank window_size swa_head_dim"),
+    (8, "patch_size kv_lora_rank swa_head_dim"),
     (12, "q_lora_rank"),
     (120, "vocab_size vocab_size_or_config_json_file text_vocab_size decoder_vocab_size encoder_vocab_size"),
     (64, "max_position_embeddings n_positions n_ctx max_sequence_length max_seq_len seq_length max_length"),
@@ -78,7 +80,7 @@ _SIZES: tuple[tuple[int, str], ...] = (
     (3, "num_channels"),
     (1, "bos_token_id eos_token_id decoder_start_token_id cls_token_id sep_token_id mask_token_id unk_token_id"),
     (0, "pad_token_id first_k_dense_replace"),
-    (16, "num_mel_bins num_conv_pos_embeddings relative_attention_num_buckets num_buckets entity_emb_size"),
+    (16, "num_mel_bins num_conv_pos_embeddings num_buckets entity_emb_size"),
 )
 SIZES = {name: size for size, names in _SIZES for name in names.split()}
 SIZES |= {
@@ -87,8 +89,19 @@ SIZES |= {
     "num_conv_pos_embedding_groups": 4,
     "depths": [1, 2],
     "depth_multiplier": 1.0,
+    "window_size": 2,
 }
 SIZES |= {"conv_dim": [16, 16], "conv_stride": [5, 2], "conv_kernel": [10, 3], "num_feat_extract_layers": 2}
+
+
+_AUTO = (
+    "MODEL_FOR_SPEECH_SEQ_2_SEQ",
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM",
+    "MODEL_FOR_CAUSAL_LM",
+    "MODEL_FOR_MASKED_LM",
+    "MODEL_FOR_IMAGE_CLASSIFICATION",
+    "MODEL",
+)
 
 
 def tiny(kind: Any) -> Any:
@@ -133,19 +146,13 @@ def build(name: str) -> nn.Module:
     """A small model of this type, as its most complete class, with random numbers everywhere."""
     kind = CONFIG_MAPPING[name]
     config = tiny(kind)
-    for mapping in (
-        "MODEL_FOR_SPEECH_SEQ_2_SEQ",
-        "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM",
-        "MODEL_FOR_CAUSAL_LM",
-        "MODEL_FOR_MASKED_LM",
-        "MODEL",
-    ):
+    for mapping in _AUTO:
         classes = getattr(modeling_auto, f"{mapping}_MAPPING")
         if kind in classes and _fits(classes[kind], config):
             cls = classes[kind]
             break
     else:
-        raise ValueError("no model class takes this configuration alone")
+        cls = _in_its_module(kind)
     torch.manual_seed(0)
     model: nn.Module = (cls[0] if isinstance(cls, tuple) else cls)(config).eval().float()
     with torch.no_grad():
@@ -157,6 +164,16 @@ def build(name: str) -> nn.Module:
     return model
 
 
+def _in_its_module(kind: Any) -> Any:
+    """A model class for a configuration that no Auto class lists: a part of a larger model, such as CLIP's towers."""
+    module = importlib.import_module(kind.__module__.replace(".configuration_", ".modeling_"))
+    for cls in vars(module).values():
+        is_model = isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)
+        if is_model and cls.config_class is kind and cls.forward is not nn.Module.forward:
+            return cls
+    raise ValueError("no model class takes this configuration alone")
+
+
 def _fits(cls: Any, config: Any) -> bool:
     cls = cls[0] if isinstance(cls, tuple) else cls
     return getattr(cls, "config_class", None) is None or isinstance(config, cls.config_class)
@@ -165,7 +182,7 @@ def _fits(cls: Any, config: Any) -> bool:
 def outputs(model: nn.Module, length: int = 11) -> tuple[list[Tensor], Any]:
     """The float outputs for inputs of this length, and the inputs."""
     said: Exception | None = None
-    for args, kwargs in attempts(model, length):
+    for args, kwargs in attempts(model, Case(3, length)):
         args, kwargs = mapped((args, kwargs), lambda t: t.float() if t.is_floating_point() else t)
         try:
             with torch.no_grad():
@@ -290,6 +307,12 @@ def _stored(small: Any, args: Any, kwargs: Any) -> bool | str:
     return apart(one, other) == 0.0
 
 
+def all_types() -> list[str]:
+    """Every model type, those that an Auto class with a head loads first: others are often parts of larger models."""
+    known = {name for mapping in _AUTO[:-1] for name in getattr(modeling_auto, f"{mapping}_MAPPING_NAMES")}
+    return sorted(CONFIG_MAPPING_NAMES, key=lambda name: (name not in known, name))
+
+
 def in_child(name: str) -> dict[str, Any]:
     """`survey` in a process of its own, with limits of time and memory."""
     reading, writing = os.pipe()
@@ -337,7 +360,7 @@ def main() -> None:
     done = set()
     if options.results and options.results.exists():
         done = {json.loads(line)["type"] for line in options.results.read_text().splitlines()}
-    for name in options.types or sorted(CONFIG_MAPPING_NAMES):
+    for name in options.types or all_types():
         if name in done:
             continue
         found = survey(name) if options.here else in_child(name)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -212,11 +213,42 @@ class UsedTwice(Attention):
         return super().forward(super().forward(x))
 
 
-class Counted(Attention):
-    """Divides by the number of heads that it has."""
+class SometimesMixed(Attention):
+    """Adds the mean of all heads to each, for some inputs only."""
+
+    def __init__(self, when: Callable[[Tensor], bool]) -> None:
+        super().__init__()
+        self.when = when
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) / self.n_head
+        heads, _ = self.mix(x)
+        if self.when(x):
+            heads = heads + heads.mean(1, keepdim=True)
+        return self.c_proj(heads.transpose(1, 2).flatten(2))
+
+
+class Remembers(Attention):
+    """Adds what it gave to the last batch of this shape."""
+
+    last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads, _ = self.mix(x)
+        if self.last is not None and self.last.shape == heads.shape:
+            heads = heads + 0.1 * self.last.mean(1, keepdim=True)
+        self.last = heads.detach()
+        return self.c_proj(heads.transpose(1, 2).flatten(2))
+
+
+class ExtraKeys(nn.Module):
+    """Torch's attention with a key of its own beside those that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True, add_bias_kv=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x, x, x, need_weights=False)[0]
 
 
 class Leaky(Attention):
@@ -232,8 +264,11 @@ HOSTILE_HEADS: dict[str, Callable[[], nn.Module]] = {
     "an RMS norm over all heads": lambda: NormedHeads(nn.RMSNorm),
     "read elsewhere": ReadTwice,
     "used twice": UsedTwice,
-    "divided by their number": Counted,
     "averaged": Leaky,
+    "mixed in long inputs": lambda: SometimesMixed(lambda x: x.shape[1] > 16),
+    "mixed for one token": lambda: SometimesMixed(lambda x: x.shape[1] == 1),
+    "mixed for one row": lambda: SometimesMixed(lambda x: x.shape[0] == 1),
+    "mixed where the mean is above 0": lambda: SometimesMixed(lambda x: bool(x.mean() > 0)),
 }
 
 
@@ -280,7 +315,6 @@ def strongest(hidden: Tensor) -> Tensor:
 HOSTILE_NEURONS: dict[str, Callable[[], nn.Module]] = {
     "softmax over the neurons": lambda: Hostile(lambda hidden: hidden.softmax(-1)),
     "only the strongest": lambda: Hostile(strongest),
-    "divided by their number": lambda: Hostile(lambda hidden: hidden / hidden.shape[-1]),
     "rolled along": lambda: Hostile(lambda hidden: hidden + hidden.roll(1, -1)),
     "sorted": lambda: Hostile(lambda hidden: hidden.sort(-1).values),
     "random": lambda: Hostile(lambda hidden: F.dropout(hidden, 0.5, training=True)),
@@ -325,3 +359,41 @@ def test_a_model_that_reads_the_insides_of_its_blocks_is_refused() -> None:
         model.blocks[0].feed_forward.down.weight[:, :5] = 0
     with pytest.raises(ValueError, match="cutting Nosy would change its outputs"):
         platon.compact(model)
+
+
+@pytest.mark.parametrize("kind", [Remembers, ExtraKeys])
+def test_blocks_that_are_not_understood_are_refused(kind: Callable[[], nn.Module]) -> None:
+    with pytest.raises(ValueError, match=r"run again|does not use it"):
+        heads(build(kind))
+
+
+class Wrapper(nn.Module):
+    """Around a model of transformers; what it computes from the model's outputs is its own affair."""
+
+    def __init__(self, attentions: bool) -> None:
+        super().__init__()
+        small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+        self.inner = transformers.BertModel(
+            transformers.BertConfig(**small, vocab_size=50, attn_implementation="eager")
+        )
+        self.attentions = attentions
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        out = self.inner(input_ids, attention_mask, output_attentions=True)
+        states: Tensor = out.last_hidden_state
+        return states + out.attentions[-1].mean(1).sum(1)[..., None] if self.attentions else states
+
+
+def test_a_wrapper_that_reads_attention_maps_is_refused() -> None:
+    """Its heads are proved, and it averages over them: seen when the compact model is compared."""
+    torch.manual_seed(0)
+    assert check_compaction(Wrapper(attentions=False).eval()) > 1000
+    with pytest.raises(ValueError, match="cutting Wrapper would change its outputs"):
+        check_compaction(Wrapper(attentions=True).eval())
+
+
+def test_a_hook_that_mixes_heads_is_seen() -> None:
+    model = build()
+    model.blocks[0].attention.c_attn.register_forward_hook(lambda module, args, out: out + out.mean(-1, keepdim=True))
+    with pytest.raises(ValueError, match="cutting Model would change its outputs"):
+        check_compaction(model)

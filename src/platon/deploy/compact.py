@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from platon.deploy.storage import save_with_manifest
 from platon.engine.anatomy import Finding, proved, remember
 from platon.engine.cut import cut
 from platon.engine.pattern import Pattern
-from platon.engine.replica import inputs_of
+from platon.engine.replica import duplicate, inputs_of
 from platon.engine.topology import weights_of
 
 
@@ -38,7 +37,7 @@ def compact(model: nn.Module) -> nn.Module:
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     model = _unwrapped(model)
     findings = proved(model)
-    small = deepcopy(model)
+    small = duplicate(model)
     removed = 0
     for name, finding in findings.items():
         block = small.get_submodule(name)

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from platon.engine.anatomy import Finding
 from platon.engine.attention import become_fewer
+from platon.engine.call import cloned, mapped, tensors_in
 from platon.engine.influence import matrices_of
+from platon.engine.linear import by_feature
 from platon.engine.pattern import Pattern
 from platon.engine.replica import replicate
-from platon.engine.sample import cloned, mapped, tensors_in
 from platon.engine.trace import Watch, steady
 
 _NOTHING = 1e-12  # of the largest feature: rounding
@@ -43,17 +44,18 @@ def constants(block: nn.Module, pattern: Pattern, finding: Finding, asked: Tenso
         same = high - low <= _NOTHING * seen.abs().max().clamp(min=1.0)
         value = (high + low) / 2
         value[value.abs() <= _NOTHING] = 0.0
+        unit, inside = pattern.reader.unit.clamp(min=0), pattern.reader.unit >= 0
         other = torch.zeros(pattern.count, dtype=torch.int64)
-        other.index_add_(0, pattern.reader.unit, (~same).long())
+        other.index_add_(0, unit, (~same & inside).long())
         constant = (other == 0) & touched & asked
         if (
             pattern.kind == "heads"
-            and bool(value[constant[pattern.reader.unit]].any())
+            and bool(value[constant[unit] & inside].any())
             and _is_causal(block, pattern, finding)
         ):
-            given = torch.zeros(pattern.count, dtype=torch.float64).index_add_(0, pattern.reader.unit, value.abs())
+            given = torch.zeros(pattern.count, dtype=torch.float64).index_add_(0, unit, value.abs() * inside)
             constant &= given == 0
-    return constant, torch.where(constant[pattern.reader.unit], value, 0.0)
+    return constant, torch.where(constant[unit] & inside, value, 0.0)
 
 
 def _empty_rows(block: nn.Module, path: str, dim: int) -> Tensor:
@@ -66,7 +68,10 @@ def _copy(block: nn.Module, pattern: Pattern, empty: dict[str, Tensor], sign: fl
     random = torch.Generator().manual_seed(3)
     matrices = matrices_of(block)
     dims = {side.path: side.dim for side in pattern.writers}
-    biases = {_bias(path): rows for path, rows in empty.items()}
+    biases = {
+        _bias(path): by_feature(block.get_submodule(path.rpartition(".")[0]), rows, True)
+        for path, rows in empty.items()
+    }
 
     def fill(name: str, shape: torch.Size) -> Tensor:
         drawn = torch.randn(shape, generator=random, dtype=torch.float64).mul_(sign)

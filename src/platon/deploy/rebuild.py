@@ -14,6 +14,7 @@ from platon.deploy import surgery
 from platon.engine.anatomy import Finding, proved, remember
 from platon.engine.bias import CHOSEN, Chooser
 from platon.engine.cut import cut
+from platon.engine.linear import ROWS, Padded
 from platon.engine.pattern import Pattern
 from platon.engine.replica import width_in
 from platon.engine.topology import blocks, is_conv1d, weights_of
@@ -97,10 +98,16 @@ def _cut_inputs(name: str, linear: Any, shapes: Shapes) -> None:
 def check_choice(model: nn.Module, name: str, chosen: Tensor) -> None:
     """Refuse a list of inputs or heads that names one that is not there; other tensors may hold anything."""
     path, _, kind = name.rpartition(".")
-    if kind not in (surgery.COLUMNS, CHOSEN):
+    if kind not in (surgery.COLUMNS, ROWS, CHOSEN):
         return
     module: Any = model.get_submodule(path)
-    hooks = module._forward_pre_hooks.values()
-    there = width_in(module) if kind == surgery.COLUMNS else next(h.period for h in hooks if isinstance(h, Chooser))
+    if kind == surgery.COLUMNS:
+        there = width_in(module)
+    elif kind == ROWS:
+        if not isinstance(module, Padded):
+            return
+        there = len(module.weight) + 1
+    else:
+        there = next(hook.period for hook in module._forward_pre_hooks.values() if isinstance(hook, Chooser))
     if chosen.dtype != torch.int64 or bool(((chosen < 0) | (chosen >= there)).any()):
         raise ValueError(f"the weights are damaged: {name!r} names some that are not there, of {there}")

@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 from platon.engine.attention import become_fewer
+from platon.engine.call import Call, record_blocks, short, tensors_in
 from platon.engine.hypothesis import hypotheses
 from platon.engine.influence import matrices_of
 from platon.engine.pattern import Pattern
 from platon.engine.replica import Pool, UnfitError, inputs_of, refill, replicate, signature
-from platon.engine.sample import LENGTHS, Call, record_blocks, short, sources
+from platon.engine.sample import CASES, sources
 from platon.engine.slices import Group, Index, Slice
 from platon.engine.topology import blocks, weights_of
 from platon.engine.trace import Watch, steady
@@ -187,23 +188,29 @@ def _try(model: nn.Module, there: dict[str, nn.Module], new: dict[str, str]) -> 
 def _record(
     model: nn.Module, named: dict[str, nn.Module], names: list[str]
 ) -> tuple[dict[str, list[list[Call]]], dict[str, str]]:
-    """For each block, its calls in passes of two lengths; and why there are none."""
+    """For each block, its calls in a pass of each case; and why there are none."""
     found: dict[str, list[list[Call]]] = {}
     said: dict[str, str] = {}
     for source, _ in sources(model):
         inside = [name for name in names if f"{name}.".startswith(f"{source}." if source else "") and name not in found]
         if not inside:
             continue
-        for length in LENGTHS:
+        for case in CASES:
             with torch.no_grad(), Watch({}):
                 try:
-                    seen = record_blocks(named[source], {name: named[name] for name in inside}, length)
+                    seen = record_blocks(named[source], {name: named[name] for name in inside}, case)
                 except UnfitError as error:
                     said |= dict.fromkeys(inside, str(error))
                     continue
             for name, calls in seen.items():
-                found.setdefault(name, []).append(calls)
+                earlier = found.setdefault(name, [])
+                if sum(_shapes(one) == _shapes(calls) for one in earlier) < 2:  # images are of one size in all cases
+                    earlier.append(calls)
     return found, said
+
+
+def _shapes(calls: list[Call]) -> list[torch.Size]:
+    return [tensor.shape for call in calls for tensor in tensors_in(call.arguments)]
 
 
 def _refused(block: nn.Module, why: str) -> Finding:
@@ -217,6 +224,7 @@ def examine(block: nn.Module, calls: list[Call]) -> Finding:
     proved: list[Pattern] = []
     trial = Trial(block, calls)
     try:
+        trial.check_repeatable()
         found = list(hypotheses(block, trial.arguments[0]))
     except UnfitError as error:
         return _refused(block, str(error))

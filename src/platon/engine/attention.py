@@ -96,9 +96,14 @@ def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 def become_fewer(module: Any) -> None:
     """Change torch's attention, or torch's layer around it, to code that runs with any number of heads."""
-    if isinstance(module, nn.MultiheadAttention) and not isinstance(module, FewerHeads):
+    if isinstance(module, nn.MultiheadAttention) and not isinstance(module, FewerHeads) and _is_usual(module):
         module.__class__ = FewerHeads
         module._qkv_same_embed_dim = False  # torch's layers ask this before they skip the attention's code
+
+
+def _is_usual(module: nn.MultiheadAttention) -> bool:
+    """Whether it attends to what it is given and nothing else; its heads are not known otherwise."""
+    return module.bias_k is None and module.bias_v is None and not module.add_zero_attn
 
 
 def shrink_attention(module: Any, share: float) -> None:

@@ -10,13 +10,17 @@ from torch import Tensor, nn
 
 from platon.engine.attention import shrink_attention
 from platon.engine.bias import choose
+from platon.engine.linear import keep_columns, keep_rows
 from platon.engine.pattern import Number, Pattern, Side
-from platon.engine.replica import width_in
+from platon.engine.replica import inputs_of, width_in
 from platon.engine.topology import is_conv1d, weights_of
 
 
 def cut(block: nn.Module, pattern: Pattern, kept: Tensor) -> None:
     """Leave a block the units that the mask `kept` names; at least one."""
+    if pattern.padded:
+        _cut_padded(block, pattern, kept)
+        return
     for side in (*pattern.writers, *pattern.extras):
         _cut_tensor(block, side, kept)
     _cut_reader(block, pattern.reader, kept)
@@ -29,6 +33,15 @@ def cut(block: nn.Module, pattern: Pattern, kept: Tensor) -> None:
         choose(block.get_submodule(given.module), given, kept.nonzero().view(-1))
     for path in pattern.swaps:
         shrink_attention(block.get_submodule(path), int(kept.sum()) / pattern.count)
+
+
+def _cut_padded(block: nn.Module, pattern: Pattern, kept: Tensor) -> None:
+    """Take the units' weights; what the block computes with keeps its shape."""
+    for side in pattern.writers:
+        keep_rows(block.get_submodule(side.path.rpartition(".")[0]), side.places(kept))
+    reader = block.get_submodule(pattern.reader.path.rpartition(".")[0])
+    unit = pattern.reader.unit[inputs_of(reader)]
+    keep_columns(reader, (kept[unit.clamp(min=0)] & (unit >= 0)).nonzero().view(-1))
 
 
 def chosen(tensor: Tensor, dim: int, places: Tensor) -> Any:

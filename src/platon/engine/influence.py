@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from platon.engine.sample import Arguments, mapped
+from platon.engine.call import mapped
+from platon.engine.sample import Arguments
 from platon.engine.topology import is_conv1d, weights_of
 from platon.engine.trace import Use, Watch, frozen_norms
 

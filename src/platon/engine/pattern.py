@@ -28,9 +28,12 @@ class Side:
 
     def cut(self, kept: Tensor) -> Side:
         """The same side when only these units are left."""
+        return replace(self, unit=self.without(kept).unit[self.places(kept)])
+
+    def without(self, kept: Tensor) -> Side:
+        """The same places when only these units are left; those of the others belong to none."""
         number = torch.where(kept, kept.cumsum(0) - 1, -1)
-        unit = torch.where(self.unit < 0, -1, number[self.unit.clamp(min=0)])
-        return replace(self, unit=unit[self.places(kept)])
+        return replace(self, unit=torch.where(self.unit < 0, -1, number[self.unit.clamp(min=0)]))
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class Pattern:
         numbers: what has to be changed when units go.
         sizes: whole numbers that might count the units or their features.
         swaps: paths of modules whose class has to change, since theirs cannot have fewer heads.
-        settled: whether `numbers`, `inputs` and `swaps` have been found by a trial.
+        padded: the block computes with as many units as before: the writers make zeros for those that went.
     """
 
     kind: str
@@ -100,7 +103,7 @@ class Pattern:
     numbers: tuple[Number, ...] = ()
     sizes: frozenset[int] = frozenset()
     swaps: tuple[str, ...] = ()
-    settled: bool = False
+    padded: bool = False
 
     @property
     def matrices(self) -> tuple[Side, ...]:
@@ -110,6 +113,9 @@ class Pattern:
     def cut(self, kept: Tensor) -> Pattern:
         """The pattern of the block when only these units are left."""
         left = int(kept.sum())
+        if self.padded:
+            writers = tuple(side.cut(kept) for side in self.writers)
+            return replace(self, count=left, writers=writers, reader=self.reader.without(kept))
 
         def scaled(value: int) -> int:
             return value * left // self.count

@@ -53,6 +53,17 @@ def replicate(model: nn.Module, fill: Fill) -> tuple[nn.Module, dict[str, nn.Mod
     return copies[id(model)].eval(), {name: copies[id(module)] for name, module in named.items()}
 
 
+def duplicate(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """`deepcopy` of a module that may keep activations of its last pass, which torch does not copy."""
+    memo = {} if memo is None else memo
+    for one in module.modules():
+        for value in vars(one).values():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
+    copied: nn.Module = copy.deepcopy(module, memo)
+    return copied
+
+
 def plain_class(module: nn.Module) -> type:
     """The class without what FSDP puts in front of it, and without the gathering of a compact model."""
     return next(

@@ -1,12 +1,12 @@
-"""Small random inputs for a model, built from what its forward pass asks for, and what its blocks then get."""
+"""Small random inputs for a model, built from what its forward pass asks for."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,8 +16,25 @@ from platon.engine.replica import UnfitError
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
-ROWS = 3  # odd: tables of relative positions have an even number of rows and are told from activations by it
-LENGTHS = (5, 8)
+
+@dataclass(frozen=True)
+class Case:
+    """How large an input is.
+
+    Args:
+        rows: in the batch.
+        length: tokens.
+        masked: the last row ends in padding, and a mask says so.
+    """
+
+    rows: int
+    length: int
+    masked: bool = False
+
+
+# Modules may branch on any of these: one row, one token, more tokens, a mask. The rows of the first case are odd:
+# tables of relative positions have an even number of rows and are told from activations by it.
+CASES = (Case(3, 5), Case(3, 8, masked=True), Case(1, 40), Case(2, 1))
 _MOST_NUMBERS = 1 << 22
 
 
@@ -32,18 +49,18 @@ def sources(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield "", model
 
 
-def attempts(model: nn.Module, length: int) -> Iterator[Arguments]:
-    """Arguments for the forward pass, one guess after another; they depend on the length alone."""
+def attempts(model: nn.Module, case: Case) -> Iterator[Arguments]:
+    """Arguments for the forward pass, one guess after another; they depend on the case alone."""
     if not _is_pretrained(model):
-        yield from _guesses(model, length)
+        yield from _guesses(model, case)
         return
     asked = inspect.signature(model.forward).parameters
-    kinds = _Kinds(model, length)
+    kinds = _Kinds(model, case)
     main = getattr(model, "main_input_name", "input_ids")
     few = [main, *(name for name, one in asked.items() if one.default is inspect.Parameter.empty)]
     few += ["decoder_input_ids"] if kinds.number("is_encoder_decoder") else []
     few += ["encoder_hidden_states"] if kinds.number("add_cross_attention") else []
-    masked = [*few, "attention_mask"] if length == LENGTHS[1] else few
+    masked = [*few, "attention_mask"] if case.masked else few
     every = [name for name in asked if name != "inputs_embeds"]
     still: dict[str, Any] = (
         {"use_cache": False} if "use_cache" in asked or kinds.number("use_cache") is not None else {}
@@ -64,9 +81,9 @@ def _is_pretrained(module: Any) -> bool:
 class _Kinds:
     """Builds arguments of models of transformers by their names."""
 
-    def __init__(self, model: Any, length: int) -> None:
-        self.model, self.length = model, length
-        self.random = torch.Generator().manual_seed(length)
+    def __init__(self, model: Any, case: Case) -> None:
+        self.model, self.length = model, case.length
+        self.random = torch.Generator().manual_seed(case.length)
         config = getattr(model, "config", None)
         inner = ("text_config", "vision_config", "audio_config", "encoder", "decoder", "backbone_config")
         self.configurations = [config, *(getattr(config, name, None) for name in inner)]
@@ -75,7 +92,7 @@ class _Kinds:
         self.image = (size, size) if isinstance(size, int) else tuple(size)[-2:]
         self.frames = min(2 * (self.number("max_source_positions") or 32), 3000)
         large = {"pixel_values": math.prod(self.image) > 128**2, "input_features": self.frames > 256}
-        self.rows = 1 if large.get(getattr(model, "main_input_name", ""), False) else ROWS
+        self.rows = 1 if large.get(getattr(model, "main_input_name", ""), False) else case.rows
 
     def number(self, *names: str) -> Any:
         """The first of these that the configuration, or one inside it, has."""
@@ -114,7 +131,7 @@ class _Kinds:
         return self._tokens(self.length)
 
     def _decoder_input_ids(self) -> Tensor:
-        return self._tokens(max(3, self.length - 1))
+        return self._tokens(self.length - 1 or 1)
 
     def _attention_mask(self) -> Tensor:
         found = torch.ones(self.rows, self.length, dtype=torch.int64)
@@ -147,113 +164,43 @@ class _Kinds:
     _inputs_embeds = _encoder_hidden_states = _hidden_states
 
 
-def _guesses(model: nn.Module, length: int) -> Iterator[Arguments]:
+def _guesses(model: nn.Module, case: Case) -> Iterator[Arguments]:
     """For a model that was written by hand: token numbers, vectors or images, by its first layer with weights."""
+    for args, length in _first_arguments(model, case):
+        if case.masked:
+            for mask in _masks(case.rows, length):
+                named = {name: mask for name in inspect.signature(model.forward).parameters if "mask" in name}
+                yield from [(args, named)] if named else []
+        yield args, {}
+
+
+def _first_arguments(model: nn.Module, case: Case) -> Iterator[tuple[tuple[Tensor, ...], int]]:
+    """Positional arguments, and the length of what is attended to."""
+    rows, length = case.rows, case.length
     random = torch.Generator().manual_seed(length)
     kinds = (nn.Embedding, nn.Linear, nn.Conv2d, nn.MultiheadAttention)
     first: Any = next((module for module in model.modules() if isinstance(module, kinds)), None)
     if isinstance(first, nn.Embedding):
         words = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
         for high in dict.fromkeys((first.num_embeddings, min(words))):
-            tokens = torch.randint(0, high, (ROWS, length), generator=random)
-            yield (tokens,), {}
-            yield (tokens, tokens.flip(0)), {}
+            tokens = torch.randint(0, high, (rows, length), generator=random)
+            yield (tokens,), length
+            yield (tokens, tokens.flip(1)), length
     elif isinstance(first, nn.Conv2d):
         for size in (32, 64, 224):
-            yield (torch.randn(1, first.in_channels, size, size, generator=random, dtype=torch.float64),), {}
+            images = torch.randn(1, first.in_channels, size, size, generator=random, dtype=torch.float64)
+            yield (images,), 0
     width = first.in_features if isinstance(first, nn.Linear) else getattr(first, "embed_dim", 0)
     if width:
-        vectors = torch.randn(ROWS, length, width, generator=random, dtype=torch.float64)
-        yield (vectors,), {}
-        yield (vectors, vectors.flip(0)), {}
-        yield (vectors[:, 0],), {}
+        vectors = torch.randn(rows, length, width, generator=random, dtype=torch.float64)
+        yield (vectors,), length
+        yield (vectors, vectors.flip(1)), length
+        yield (vectors[:, 0],), length
 
 
-def short(error: Exception) -> str:
-    """An error in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
-
-
-def run(model: nn.Module, length: int, record: Callable[[], None] = lambda: None) -> Any:
-    """A forward pass on the first arguments that the model takes; `record` is called before each attempt."""
-    said = "its forward pass asks for inputs of an unknown kind"
-    for args, kwargs in attempts(model, length):
-        record()
-        try:
-            return model(*args, **kwargs)
-        except Exception as error:  # whatever a model says to inputs that it does not take
-            said = f"its forward pass failed on small random inputs ({short(error)})"
-    raise UnfitError(said)
-
-
-@dataclass
-class Call:
-    """One call of a block in a pass through its model.
-
-    Args:
-        arguments: clones, without gradients.
-        passed: which of the tensors that it gives another block gets; the first of them is the hidden state.
-    """
-
-    arguments: Arguments
-    passed: set[int] = field(default_factory=set)
-
-
-def record_blocks(model: nn.Module, blocks: dict[str, nn.Module], length: int) -> dict[str, list[Call]]:
-    """The calls of each block in one forward pass of the model."""
-    seen: dict[str, list[Call]] = {}
-    given: dict[int, tuple[Tensor, Call, int]] = {}
-
-    def enter(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            for tensor in tensors_in((args, kwargs)):
-                if id(tensor) in given:
-                    _, call, place = given[id(tensor)]
-                    call.passed.add(place)
-            seen.setdefault(name, []).append(Call((cloned(args), cloned(kwargs))))
-
-        return hook
-
-    def leave(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            for place, tensor in enumerate(tensors_in(output)):
-                given.setdefault(id(tensor), (tensor, seen[name][-1], place))
-
-        return hook
-
-    handles = [block.register_forward_pre_hook(enter(name), with_kwargs=True) for name, block in blocks.items()]
-    handles += [block.register_forward_hook(leave(name)) for name, block in blocks.items()]
-    try:
-        run(model, length, seen.clear)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return seen
-
-
-def cloned(value: Any) -> Any:
-    """The same structure with copies of its tensors."""
-    return mapped(value, lambda tensor: tensor.detach().clone())
-
-
-def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """The same structure with changed tensors; what is no tuple, list or dict of tensors is shared."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if type(value) in (tuple, list):
-        return type(value)(mapped(one, change) for one in value)
-    if type(value) is dict:
-        return {key: mapped(one, change) for key, one in value.items()}
-    return value
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors of nested tuples, lists, dicts and model outputs, in order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for one in value.values():
-            yield from tensors_in(one)
-    elif isinstance(value, tuple | list):
-        for one in value:
-            yield from tensors_in(one)
+def _masks(rows: int, length: int) -> Iterator[Tensor]:
+    """Of padding, or causal; True is seen."""
+    padding = torch.ones(rows, length, dtype=torch.bool)
+    padding[-1, length - 2 :] = False
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
+    yield from (padding, padding[:, None, None], causal, causal[None, None])

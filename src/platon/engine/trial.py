@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from platon.engine.bias import makes_bias
+from platon.engine.call import Call, cloned, mapped, short, tensors_in
 from platon.engine.cut import cut, set_number
 from platon.engine.influence import matrices_of
+from platon.engine.linear import may_pad
 from platon.engine.numbers import sets_of_numbers
 from platon.engine.pattern import Input, Number, Pattern, Side
-from platon.engine.replica import UnfitError
-from platon.engine.sample import Arguments, Call, cloned, mapped, short, tensors_in
+from platon.engine.replica import UnfitError, duplicate
+from platon.engine.sample import Arguments
 from platon.engine.trace import Watch
 
 LIMIT = 1e-8  # of the largest output
@@ -37,18 +38,39 @@ class Trial:
         ]
         self.passed = set[int]().union(*(call.passed for call in calls))
 
+    def check_repeatable(self) -> None:
+        """Refuse a block that draws random numbers, or that remembers an earlier pass."""
+        again = shared_copy(self.block)
+        for arguments in self.arguments[:2]:
+            one, other = self._run(again, arguments), self._run(again, arguments)
+            if any(_apart(a, b) > LIMIT for a, b in zip(one, other, strict=True)):
+                raise UnfitError("its block gives something else when it is run again on the same inputs")
+
     def prove(self, pattern: Pattern) -> Pattern:
         """The pattern with the numbers that have to change; raises `UnfitError` with what failed.
 
         For several choices of units: masking their features in what the reader reads gives the same as zeroing their
-        slices, so nothing else depends on them; and cutting gives the same as zeroing.
+        slices, so nothing else depends on them; and cutting gives the same as zeroing. The first choice is tried on all
+        inputs, the others on two.
         """
         self._check_uses(pattern)
-        for gone in _choices(pattern.count):
-            self._check_contribution(pattern, gone)
-        for gone in _choices(pattern.count):
-            pattern = self._check_cut(pattern, gone)
-        return pattern
+        first, *others = _choices(pattern.count)
+        tries = [(first, self.arguments), *((gone, self.arguments[:2]) for gone in others)]
+        for gone, inputs in tries:
+            self._check_contribution(pattern, gone, inputs)
+        zeroed = [self._zeroed(pattern, gone, inputs) for gone, inputs in tries]
+        said = ""
+        for candidate in self._candidates(pattern):
+            try:
+                for (gone, inputs), expected in zip(tries, zeroed, strict=True):
+                    self._check_cut(candidate, gone, inputs, expected)
+            except UnfitError as error:
+                said = said or str(error)
+                continue
+            return candidate
+        raise UnfitError(
+            f"cut out, the {pattern.kind} that {pattern.reader.path!r} reads leave another result ({said})"
+        )
 
     def _check_uses(self, pattern: Pattern) -> None:
         """Refuse a matrix that reads two different activations."""
@@ -77,7 +99,7 @@ class Trial:
             if count > 1:
                 raise UnfitError(f"{side.path!r} is used {count} times in one pass")
 
-    def _check_contribution(self, pattern: Pattern, gone: Tensor) -> None:
+    def _check_contribution(self, pattern: Pattern, gone: Tensor, inputs: Sequence[Arguments]) -> None:
         hidden = pattern.reader.unit
 
         def mask(name: str, x: Tensor) -> Tensor:
@@ -86,7 +108,7 @@ class Trial:
         spared = {side.path for side in self._normed(pattern)}
         zeroed = shared_copy(self.block)
         zero(zeroed, pattern, gone, spared)
-        for arguments in self.arguments:
+        for arguments in inputs:
             masked, found = self._run(self.block, arguments, mask), self._run(zeroed, arguments)
             difference = self._difference(masked, found, pattern, ~gone)
             if not difference <= LIMIT:
@@ -110,32 +132,27 @@ class Trial:
             if len(side.unit) in widths and side.path not in values:
                 yield side
 
-    def _check_cut(self, pattern: Pattern, gone: Tensor) -> Pattern:
+    def _zeroed(self, pattern: Pattern, gone: Tensor, inputs: Sequence[Arguments]) -> list[list[Tensor]]:
+        """What the block gives when the slices of some units are zero."""
         zeroed = shared_copy(self.block)
         zero(zeroed, pattern, gone, set())
-        expected = [self._run(zeroed, arguments) for arguments in self.arguments]
-        said = ""
-        for tried in self._candidates(pattern):
-            small = shared_copy(self.block)
-            try:
-                cut(small, tried, ~gone)
-                found = [self._run(small, arguments) for arguments in self.arguments]
-            except Exception as error:  # whatever a module says to numbers that do not fit
-                said = said or short(error)
-                continue
-            difference = max(self._difference(a, b, pattern, ~gone) for a, b in zip(expected, found, strict=True))
-            if difference <= LIMIT:
-                return replace(tried, settled=True)
-            said = f"outputs differ by {difference:.1g}"
-        raise UnfitError(
-            f"cut out, the {pattern.kind} that {pattern.reader.path!r} reads leave another result ({said})"
-        )
+        return [self._run(zeroed, arguments) for arguments in inputs]
+
+    def _check_cut(
+        self, pattern: Pattern, gone: Tensor, inputs: Sequence[Arguments], expected: list[list[Tensor]]
+    ) -> None:
+        small = shared_copy(self.block)
+        try:
+            cut(small, pattern, ~gone)
+            found = [self._run(small, arguments) for arguments in inputs]
+        except Exception as error:  # whatever a module says to numbers that do not fit
+            raise UnfitError(short(error)) from error
+        difference = max(self._difference(a, b, pattern, ~gone) for a, b in zip(expected, found, strict=True))
+        if not difference <= LIMIT:
+            raise UnfitError(f"outputs differ by {difference:.1g}")
 
     def _candidates(self, pattern: Pattern) -> Iterator[Pattern]:
-        """The pattern with one set of numbers to change after another, most of them first."""
-        if pattern.settled:
-            yield pattern
-            return
+        """The pattern with one set of numbers to change after another, most of them first; then padded."""
         torch_attention = [
             name
             for name, m in self.block.named_modules()
@@ -152,6 +169,15 @@ class Trial:
             pattern = replace(pattern, inputs=(given,), extras=kept)
         for numbers in sets_of_numbers(self.block, pattern, lambda number: self._matters(number, pattern)):
             yield replace(pattern, numbers=numbers)
+        if self._may_pad(pattern):
+            yield replace(pattern, extras=(), norms=(), inputs=(), padded=True)
+
+    def _may_pad(self, pattern: Pattern) -> bool:
+        """Whether all matrices are of plain linears, and each writer has as many rows for every unit."""
+        linears = (self.block.get_submodule(side.path.rpartition(".")[0]) for side in pattern.matrices)
+        lengths = [side.unit[side.unit >= 0].bincount(minlength=pattern.count) for side in pattern.writers]
+        even = all(bool((rows == rows[0]).all() and rows[0]) for rows in lengths)
+        return even and all(may_pad(linear) for linear in linears)
 
     def _matters(self, number: Number, pattern: Pattern) -> bool:
         """Whether the block computes something else with one unit less in this number, or nothing at all."""
@@ -219,7 +245,7 @@ def zero(block: nn.Module, pattern: Pattern, gone: Tensor, spared: set[str]) -> 
 
 def shared_copy(block: nn.Module) -> nn.Module:
     """A copy with the same parameters; they are replaced, never changed in place."""
-    return copy.deepcopy(block, {id(parameter): parameter for parameter in block.parameters()})
+    return duplicate(block, {id(parameter): parameter for parameter in block.parameters()})
 
 
 def _replace(block: nn.Module, path: str, value: Tensor) -> None:
