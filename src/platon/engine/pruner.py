@@ -212,14 +212,14 @@ class Pruner:
             self.keep = choice.keep
             if self._controller is not None and watched is not None:
                 self._controller.follow(watched, choice.keep)
-        self._show()
+        self._show(is_masked=choice is not None)
 
-    def _show(self) -> None:
+    def _show(self, is_masked: bool = False) -> None:
         """Write the weights that the next forward pass sees, with new random gates where the method has them."""
         self._ranking.draw(self.step_count + 1)
         if self.score.gated:
             self._reshard()
-        self._store.show(self._info(self.step_count), self._settled)
+        self._store.show(self._info(self.step_count), self._settled, is_masked)
 
     def _info(self, step: int, keep: float | None = None) -> StepInfo:
         ramp = self._ramp

@@ -5,8 +5,8 @@ through `PIECE` elements at a time, which also keeps their temporaries in the ca
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,8 @@ class ScoredWeights:
         start: the global position of the first weight, which decides between equal scores.
         fused: compiled passes, or the same functions eagerly.
         name: the parameter's, for error messages.
+        read: the names of the state that `score.value` reads, if they are known: passes that only look at scores then
+            touch no other memory.
     """
 
     score: Score
@@ -38,6 +40,7 @@ class ScoredWeights:
     start: int = 0
     fused: bool = False
     name: str = ""
+    read: tuple[str, ...] | None = None
 
     @property
     def size(self) -> int:
@@ -84,18 +87,20 @@ class ScoredWeights:
         """The scores at `index`, bit for bit as the other passes compute them."""
         # Compiled where the others are: eager square roots on a CPU round one in six numbers differently, and a cut
         # taken from such a score would not be met by the unit that it was taken from.
-        state = [tensor.index_select(0, index) if tensor.dim() else tensor for tensor in self.state.values()]
-        value: Tensor = self._pass(passes.values)(self.weight.index_select(0, index), *state)
+        looked = self._to_read()
+        state = [tensor.index_select(0, index) if tensor.dim() else tensor for tensor in looked.state.values()]
+        value: Tensor = looked._pass(passes.values)(self.weight.index_select(0, index), *state)
         return value
 
     def block_values(self, index: Tensor) -> Tensor:
         """The scores of whole blocks, a row each; NaN behind the end."""
         if self.size % BLOCK == 0:
+            looked = self._to_read()
             weight, *state = (
                 tensor.view(-1, BLOCK).index_select(0, index).view(-1) if tensor.dim() else tensor
-                for tensor in (self.weight, *self.state.values())
+                for tensor in (self.weight, *looked.state.values())
             )
-            rows: Tensor = self._pass(passes.values)(weight, *state).view(-1, BLOCK)
+            rows: Tensor = looked._pass(passes.values)(weight, *state).view(-1, BLOCK)
             return rows
         inside = index[:, None] * BLOCK + torch.arange(BLOCK, device=index.device)
         value = self.values_at(inside.clamp(max=self.size - 1).view(-1)).view(-1, BLOCK)
@@ -103,7 +108,7 @@ class ScoredWeights:
 
     def count(self, pivots: Tensor) -> tuple[Tensor, Tensor]:
         """How many scores are at or above each pivot, and how many are NaN."""
-        found = _total([piece._run(passes.count, pivots) for _, piece in self._pieces()])
+        found = _total([piece._run(passes.count, pivots) for _, piece in self._to_read()._pieces()])
         return found[:-1], found[-1]
 
     def bracket(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,7 +118,8 @@ class ScoredWeights:
         """
         even = self.size - self.size % BLOCK
         numbers, within = [], []
-        for _, piece in (self if even == self.size else self._piece(0, even))._pieces() if even else ():
+        looked = self._to_read()
+        for _, piece in (looked if even == self.size else looked._piece(0, even))._pieces() if even else ():
             found = piece._run(passes.bracket, low, high)
             numbers.append(found[0])
             within.append(found[1])
@@ -132,10 +138,15 @@ class ScoredWeights:
         Those that stay score at least `cut` before local position `last`, and at least `next_cut` from there on.
         `scratch` holds a byte a weight.
         """
-        for start, piece in self._pieces():
+        for start, piece in self._to_read()._pieces():
             kept = scratch[: piece.size]
             piece._run(passes.mask, cut, next_cut, last, start, kept)
             pack(kept, bits[start // 8 : start // 8 + -(-piece.size // 8)])
+
+    def _to_read(self) -> "ScoredWeights":
+        if self.read is None:
+            return self
+        return replace(self, state={name: self.state[name] for name in self.read}, read=None)
 
     def _run(self, function: Callable[..., Any], *arguments: Any, phase: int = 0) -> Any:
         return self._pass(function, phase)(self.weight, *arguments, *self.state.values())
@@ -162,6 +173,31 @@ class ScoredWeights:
             yield start, self._piece(start, min(start + PIECE, self.size))
 
 
+class _Recorder(Mapping[str, Tensor]):
+    """A state that remembers which of its tensors were asked for."""
+
+    def __init__(self, state: State) -> None:
+        self._state, self.asked = state, set[str]()
+
+    def __getitem__(self, name: str) -> Tensor:
+        self.asked.add(name)
+        return self._state[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._state)
+
+    def __len__(self) -> int:
+        return len(self._state)
+
+
+def names_read(score: Score) -> tuple[str, ...]:
+    """The names of the state that `score.value` reads; a learned score does not read the moments of its optimizer."""
+    state = score.init(1, torch.device("cpu"))
+    recorder = _Recorder(state)
+    score.value(recorder, torch.zeros(1))
+    return tuple(name for name in state if name in recorder.asked)
+
+
 def preview(
     matrices: Sequence[ScoredWeights], index: Sequence[Tensor], gradients: Sequence[Tensor | None], phase: int
 ) -> Tensor:
@@ -178,8 +214,8 @@ def preview(
         if seen:
             weight = torch.cat([weight.to(device) for weight, _, _ in seen])
             state = {name: torch.cat([state[name].to(device) for _, state, _ in seen]) for name in matrices[0].state}
-            gradient = torch.cat([g.to(device) for _, _, g in seen if g is not None]) if has_gradient else None
-            signal = None if gradient is None else passes.signal_of(weight, gradient)
+            sampled = [gradient.to(device) for _, _, gradient in seen if gradient is not None]
+            signal = passes.signal_of(weight, torch.cat(sampled)) if has_gradient else None
             found.append(score.value(score.update(state, signal, phase), weight))
     return torch.cat(found)
 

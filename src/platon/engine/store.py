@@ -22,8 +22,11 @@ class InPlace:
     def stash(self) -> None:
         """After the optimizer's step: remember the weights that it trained."""
 
-    def show(self, info: StepInfo, settled: bool) -> None:
-        """Write the weights that the forward pass after the step in `info` sees; `settled`: for evaluation."""
+    def show(self, info: StepInfo, settled: bool, is_masked: bool = False) -> None:
+        """Write the weights that the forward pass after the step in `info` sees; `settled`: for evaluation.
+
+        `is_masked`: the weights in the model are trained and masked ones already, so only gates are missing.
+        """
 
     def show_last(self, info: StepInfo) -> None:
         """Write the weights that the model keeps when pruning ends."""
@@ -70,11 +73,12 @@ class Aside(InPlace):
         for matrix in self._ranking.matrices:
             self._full[matrix.name].copy_(matrix.weight)
 
-    def show(self, info: StepInfo, settled: bool) -> None:
+    def show(self, info: StepInfo, settled: bool, is_masked: bool = False) -> None:
         score = self._ranking.score
         if score.gated:
             self._ranking.backend.write_gated(self._full.__getitem__, settled)
-        if settled or score.applies_mask(info):
+            is_masked = False
+        if not is_masked and (settled or score.applies_mask(info)):
             self._ranking.hold("weight")
         self._shown = info, settled
         self._versions = {matrix.name: matrix.version for matrix in self._ranking.matrices}

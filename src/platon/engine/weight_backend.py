@@ -12,7 +12,7 @@ from platon.engine.matrix import Matrix
 from platon.engine.pivots import sample_index
 from platon.engine.pool import Pool, how_many
 from platon.engine.score import Above, Score
-from platon.engine.scored import ScoredWeights
+from platon.engine.scored import ScoredWeights, names_read
 from platon.engine.select import Cut, find_cut, refuse_nan, update_and_find_cut
 from platon.engine.shard import ALONE, Ranks, laid_out_as
 
@@ -25,6 +25,7 @@ class WeightBackend:
         self.pools = [Pool.of_matrix(matrix, score) for matrix in matrices]
         self.total = sum(pool.weights for pool in self.pools)
         self.fused = worth_compiling(self.total, matrices[0].device)
+        self._read = names_read(score)
         self._samples: dict[tuple[int, ...], list[Tensor]] = {}  # positions sampled for a selection among some pools
 
     def update(self, phase: int) -> None:
@@ -102,7 +103,7 @@ class WeightBackend:
 
     def _scored(self, pools: Sequence[Pool]) -> list[ScoredWeights]:
         return [
-            ScoredWeights(self.score, _matrix(pool).weight, pool.state, pool.start, self.fused, pool.name)
+            ScoredWeights(self.score, _matrix(pool).weight, pool.state, pool.start, self.fused, pool.name, self._read)
             for pool in pools
         ]
 
