@@ -69,6 +69,14 @@ def test_an_old_record_of_an_unknown_method_has_its_name_for_a_title(
     assert {run.row for run in read_runs(tmp_path)} == {"mine (β1 0.5)", "mine (β1 0.9)"}
 
 
+def test_runs_of_an_earlier_version_share_the_row(tmp_path: Path, make_record: Make, make_run: Make) -> None:
+    """Their records have no settings of a teacher, which a run without a teacher does not read."""
+    make_run(tmp_path / "a", make_record("rte", "platon", 0.2, 0, 60.0))
+    unread = {"teacher": "none", "distil_weight": 0.5, "temperature": 2.0, "hidden_weight": 0.0}
+    make_run(tmp_path / "b", make_record("rte", "platon", 0.2, 1, 61.0, **unread))
+    assert [run.row for run in read_runs(tmp_path)] == ["PLATON", "PLATON"]
+
+
 def test_runs_with_a_teacher_are_rows_of_their_own(tmp_path: Path, make_record: Make, make_run: Make) -> None:
     """Teachers of the same shape, one for each seed, are one row. PLATON + KD is tested against Magnitude + KD."""
     for seed in range(3):

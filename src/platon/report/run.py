@@ -16,6 +16,8 @@ _NOT_RELEVANT = {"task", "method", "keep", "seed", "data", "eval_batch", "log_ev
 _NOT_RELEVANT |= {"keep_checkpoints", "report_to", "trust_remote_code"}
 # Settings of pruning in general, which a dense run does not read.
 _PRUNING = {"units", "dense", "warmup", "cooldown", "every", "block_rows", "block_columns", "reference_steps"}
+# Settings that only a run with a teacher reads; records of earlier versions do not have them.
+_TEACHER = {"teacher", "distil_weight", "temperature", "hidden_weight"}
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Run:
         """The settings that decide this run's result, beside task, method, share and seed."""
         ignored = _NOT_RELEVANT | self.unread
         if not self.has_teacher:
-            ignored |= {"teacher"}
+            ignored |= _TEACHER
         if self.is_dense:
             ignored |= _PRUNING
         elif self.setting("units") != "blocks":
