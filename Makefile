@@ -40,6 +40,8 @@ check: $(READY)
 	$(BIN)/python benchmarks/distillation.py
 	$(BIN)/python benchmarks/faults.py
 	$(BIN)/python benchmarks/attacks.py
+	$(BIN)/python benchmarks/proof.py
+	$(BIN)/python benchmarks/architectures.py
 
 # torch comes first and by itself, so that no other package decides which build is taken.
 $(READY): constraints.txt pyproject.toml setup.py $(wildcard src/platon/deploy/*.[ch])

@@ -20,12 +20,14 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import resource
 import signal
 import sys
 import tempfile
 import time
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,8 @@ from platon.engine.anatomy import heads, neurons, refusals
 from platon.engine.call import mapped, tensors_in
 from platon.engine.sample import Case, attempts
 
-SECONDS, GIGABYTES = 90, 6
+SECONDS, GIGABYTES = 90, 6  # for one type
+AT_LEAST = 60
 
 # Small numbers for the usual names of sizes; what is not named keeps its default.
 _SIZES: tuple[tuple[int, str], ...] = (
@@ -346,28 +349,67 @@ def in_child(name: str) -> dict[str, Any]:
     return dict(json.loads(said))
 
 
+def table(found: list[dict[str, Any]]) -> str:
+    """The survey as the table of docs/architectures.md, and how many there are of each outcome."""
+    counts = Counter(one["outcome"] for one in found)
+    lines = [
+        ", ".join(f"{outcome}: {count}" for outcome, count in sorted(counts.items())),
+        "",
+        "| type | heads | neurons | covered | difference | tokens | left out, and why |",
+        "|---|---:|---:|---:|---:|---|---|",
+    ]
+    for one in sorted(found, key=lambda one: (one["outcome"] != "exact", str(one["type"]))):
+        if one["outcome"] in ("not built", "failed"):
+            continue
+        difference = f"{one['difference']:.0e}" if one.get("difference") else "0"
+        tokens = {True: "the same", False: "others"}.get(one.get("generates"), "")
+        if one["outcome"] != "exact":
+            difference, tokens = f"**{one['outcome']}**", ""
+        why = one.get("why") or "; ".join(dict.fromkeys(one["left"].values()))
+        cells = (one["type"], one["heads"], one["neurons"], f"{one['covered']:.0%}", difference, tokens, _brief(why))
+        lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
+    return "\n".join(lines)
+
+
+def _brief(why: str) -> str:
+    """The reason alone, without the names of modules."""
+    why = why.partition("could be proved (")[2].partition(": ")[2] or why
+    why = re.sub(r" that '[^']*' reads", "", why.partition(" (")[0])
+    return why.partition("; ")[0].removesuffix(")").replace("|", "/")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", help="model types; all by default")
     parser.add_argument(
         "--results", type=Path, help="append a JSON line for each type to this file, and skip those in it"
     )
+    parser.add_argument("--table", action="store_true", help="print the table of what is in --results, try nothing")
     parser.add_argument("--here", action="store_true", help="run in this process, to see errors")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
-    done = set()
+    known: list[dict[str, Any]] = []
     if options.results and options.results.exists():
-        done = {json.loads(line)["type"] for line in options.results.read_text().splitlines()}
+        known = [json.loads(line) for line in options.results.read_text().splitlines()]
+    if options.table:
+        print(table(known))
+        return
+    done = {one["type"] for one in known}
     for name in options.types or all_types():
         if name in done:
             continue
         found = survey(name) if options.here else in_child(name)
+        known.append(found)
         print(json.dumps(found), flush=True)
         if options.results:
             with options.results.open("a") as file:
                 file.write(json.dumps(found) + "\n")
+    counts = Counter(one["outcome"] for one in known)
+    print(", ".join(f"{outcome}: {count}" for outcome, count in sorted(counts.items())))
+    if counts["wrong"] or (not options.types and counts["exact"] < AT_LEAST):
+        sys.exit(f"the bar: no type wrong, and of all types at least {AT_LEAST} exact")
 
 
 if __name__ == "__main__":
