@@ -8,7 +8,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-SOURCES = [Path("src/platon/deploy") / name for name in ("sparse.c", "sparse_tile.h")]
+SOURCES = [Path("src/platon/deploy/sparse.c"), *sorted(Path("src/platon/deploy").glob("sparse*.h"))]
 
 setup(
     ext_modules=[
@@ -16,12 +16,12 @@ setup(
         Extension(
             "platon.deploy._sparse",
             sources=[str(SOURCES[0])],
-            depends=[str(SOURCES[1])],
+            depends=[str(file) for file in SOURCES[1:]],
             define_macros=[
                 # As in sparse_kernel.py, which uses no library that was built from other sources.
                 ("DIGEST", f'"{hashlib.sha256(b"".join(file.read_bytes() for file in SOURCES)).hexdigest()[:16]}"')
             ],
-            extra_compile_args=["-O3", "-std=gnu11"],
+            extra_compile_args=["-O3", "-std=gnu11", "-fno-math-errno"],
             optional=True,
         )
     ]

@@ -4,10 +4,11 @@
        cc -g -O1 -std=gnu11 -fsanitize=address,undefined -fno-sanitize-recover=all sparse.c fuzz_sparse.c -o fuzz
        ./fuzz CASES SEED
 
-   A case is a random matrix in the kernel's format, random tokens, and one to three changes: other counts, columns or
-   starts, arrays that are too short or too long, other sizes. Every array is allocated with exactly the size that the
-   kernel is told. An undamaged case is computed a second time without the format and compared. Prints the number of
-   cases that were computed, refused, and undamaged. */
+   A case is one to three random matrices in the kernel's format, random tokens, and one to three changes to one of the
+   matrices: other counts, columns or starts, arrays that are too short or too long, other sizes. The matrices are
+   computed side by side or one after the other, with or without a sum and a norm. Every array is allocated with exactly
+   the size that the kernel is told. An undamaged case is computed a second time without the format and compared. Prints
+   the number of cases that were computed, refused, and undamaged. */
 
 #include <math.h>
 #include <stdint.h>
@@ -16,13 +17,29 @@
 #include <string.h>
 
 #define ROW_BLOCK 64
+#define MOST 3
+
+struct layer {
+    const void *values;
+    int64_t values_bytes;
+    const void *columns;
+    int64_t columns_bytes;
+    const void *counts;
+    int64_t counts_bytes;
+    const void *starts;
+    int64_t starts_bytes;
+    const void *bias;
+    int64_t bias_bytes;
+    int64_t rows, columns_in, width, activation;
+};
 
 int platon_level(void);
-int platon_sparse_linear(const float *x, int64_t tokens, int64_t x_stride, const float *values, int64_t values_bytes,
-                         const uint8_t *columns, int64_t columns_bytes, const uint16_t *counts, int64_t counts_bytes,
-                         const int64_t *starts, int64_t starts_bytes, const float *bias, int64_t bias_bytes,
-                         int64_t rows, int64_t columns_in, int64_t width, int activation, float *out,
-                         int64_t out_stride, int threads, void *parallel, int level);
+int platon_sparse_linears(const float *x, int64_t tokens, int64_t x_stride, const struct layer *const *layers,
+                          int count, float *const *outs, int threads, void *parallel, int level);
+int platon_sparse_chain(const float *x, int64_t tokens, int64_t x_stride, const struct layer *const *layers, int count,
+                        const float *added, int64_t added_stride, int has_norm, const float *weight,
+                        int64_t weight_bytes, const float *bias, int64_t bias_bytes, float epsilon, float *out,
+                        int threads, void *parallel, int level);
 
 static uint64_t state;
 
@@ -34,6 +51,8 @@ static uint64_t draw(uint64_t below) {
     return (state * 2685821657736338717ull >> 16) % below;
 }
 
+static float number(void) { return (float)draw(1000) / 500 - 1; }
+
 struct array {
     void *data;
     int64_t bytes;
@@ -43,6 +62,13 @@ static struct array make(int64_t bytes) {
     struct array array = {malloc(bytes ? bytes : 1), bytes};
     if (!array.data)
         exit(3);
+    return array;
+}
+
+static struct array numbers(int64_t count) {
+    struct array array = make(4 * count);
+    for (int64_t i = 0; i < count; i++)
+        ((float *)array.data)[i] = number();
     return array;
 }
 
@@ -61,107 +87,210 @@ static void damage_bytes(struct array *array) {
         ((uint8_t *)array->data)[draw(array->bytes)] = (uint8_t)draw(256);
 }
 
-int main(int count, char **words) {
-    int64_t cases = count > 1 ? atoll(words[1]) : 1000, computed = 0, refused = 0, undamaged = 0;
-    state = 88172645463325252ull + (count > 2 ? strtoull(words[2], NULL, 10) : 0) * 1000003;
-    for (int64_t number = 0; number < cases; number++) {
-        int64_t rows = 1 + draw(140), columns_in = draw(300), width = 1 + draw(256), tokens = 1 + draw(90);
-        int64_t panels = columns_in > width ? (columns_in + width - 1) / width : 1;
-        int64_t blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
-        uint64_t percent = draw(101);
-        struct array dense = make(rows * columns_in * 4), values = make(rows * columns_in * 4);
-        struct array columns = make(rows * columns_in);
-        struct array counts = make(blocks * panels * ROW_BLOCK * 2), starts = make((blocks + 1) * 8);
-        struct array bias = make(draw(3) ? rows * 4 : 0);
-        struct array x = make(tokens * columns_in * 4), out = make(tokens * rows * 4);
-        float *weight = dense.data, *token = x.data;
-        for (int64_t i = 0; i < rows * columns_in; i++)
-            weight[i] = draw(100) < percent ? (float)draw(1000) / 500 - 1 : 0;
-        for (int64_t i = 0; i < tokens * columns_in; i++)
-            token[i] = (float)draw(1000) / 500 - 1;
-        for (int64_t i = 0; i < bias.bytes / 4; i++)
-            ((float *)bias.data)[i] = (float)draw(1000) / 500 - 1;
-        int64_t filled = 0;
-        for (int64_t block = 0; block < blocks; block++) {
-            ((int64_t *)starts.data)[block] = filled;
-            for (int64_t panel = 0; panel < panels; panel++)
+/* A matrix as it is, and in the kernel's format. */
+struct matrix {
+    struct array dense, values, columns, counts, starts, bias;
+    int64_t rows, columns_in, width, told_rows, told_width, activation;
+    int missing; /* whether it has no bias */
+};
+
+static struct matrix draw_matrix(int64_t rows, int64_t columns_in) {
+    int64_t width = 1 + draw(256), panels = columns_in > width ? (columns_in + width - 1) / width : 1;
+    int64_t blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK, filled = 0;
+    uint64_t percent = draw(3) ? draw(101) : 0;
+    struct matrix m = {.rows = rows, .columns_in = columns_in, .width = width, .told_rows = rows, .told_width = width};
+    m.dense = make(rows * columns_in * 4);
+    m.values = make(rows * columns_in * 4);
+    m.columns = make(rows * columns_in);
+    m.counts = make(blocks * panels * ROW_BLOCK * 2);
+    m.starts = make((blocks + 1) * 8);
+    m.bias = numbers(draw(3) ? rows : 0);
+    m.missing = !m.bias.bytes;
+    float *weight = m.dense.data;
+    for (int64_t i = 0; i < rows * columns_in; i++)
+        weight[i] = draw(100) < percent ? number() : 0;
+    for (int64_t block = 0; block < blocks; block++) {
+        ((int64_t *)m.starts.data)[block] = filled;
+        for (int64_t panel = 0; panel < panels; panel++) {
+            /* Rows with non-zeros first, as the format asks for. */
+            int64_t place = 0;
+            for (int empty = 0; empty < 2; empty++)
                 for (int64_t row = 0; row < ROW_BLOCK; row++) {
-                    int64_t before = filled, at = block * ROW_BLOCK + row;
+                    int64_t at = block * ROW_BLOCK + row, found = 0;
                     for (int64_t i = panel * width; at < rows && i < columns_in && i < (panel + 1) * width; i++)
+                        found += weight[at * columns_in + i] != 0;
+                    if (empty != !found)
+                        continue;
+                    ((uint16_t *)m.counts.data)[(block * panels + panel) * ROW_BLOCK + place++] =
+                        (uint16_t)(found * ROW_BLOCK + row);
+                    for (int64_t i = panel * width; found && i < columns_in && i < (panel + 1) * width; i++)
                         if (weight[at * columns_in + i] != 0) {
-                            ((float *)values.data)[filled] = weight[at * columns_in + i];
-                            ((uint8_t *)columns.data)[filled++] = (uint8_t)(i - panel * width);
+                            ((float *)m.values.data)[filled] = weight[at * columns_in + i];
+                            ((uint8_t *)m.columns.data)[filled++] = (uint8_t)(i - panel * width);
                         }
-                    ((uint16_t *)counts.data)[(block * panels + panel) * ROW_BLOCK + row] =
-                        (uint16_t)((filled - before) * ROW_BLOCK + row);
                 }
         }
-        ((int64_t *)starts.data)[blocks] = filled;
-        resize(&values, filled * 4);
-        resize(&columns, filled);
+    }
+    ((int64_t *)m.starts.data)[blocks] = filled;
+    resize(&m.values, filled * 4);
+    resize(&m.columns, filled);
+    return m;
+}
 
-        struct array *arrays[] = {&values, &columns, &counts, &starts, &bias};
-        int64_t told_rows = rows, told_width = width;
-        int damaged = draw(8) != 0, missing = !bias.bytes;
-        for (uint64_t changes = damaged ? 1 + draw(3) : 0; changes; changes--)
-            switch (draw(9)) {
-            case 0:
-            case 1:
-                damage_bytes(&counts);
-                break;
-            case 2:
-            case 3:
-                damage_bytes(&columns);
-                break;
-            case 4:
-                damage_bytes(&starts);
-                break;
-            case 5:
-                ((int64_t *)starts.data)[draw(blocks + 1)] = (int64_t)draw(filled + 3) - 1;
-                break;
-            case 6: {
-                struct array *array = arrays[draw(5)];
-                if (array == &starts)
-                    changes = 1; /* the last change: case 5 writes to it by index */
-                resize(array, draw(2) ? (int64_t)draw(array->bytes + 40) : array->bytes - 1 - (int64_t)draw(8));
-                break;
+static void damage(struct matrix *m, struct array *out, int64_t tokens) {
+    struct array *arrays[] = {&m->values, &m->columns, &m->counts, &m->starts, &m->bias};
+    for (uint64_t changes = 1 + draw(3); changes; changes--)
+        switch (draw(9)) {
+        case 0:
+        case 1:
+            damage_bytes(&m->counts);
+            break;
+        case 2:
+        case 3:
+            damage_bytes(&m->columns);
+            break;
+        case 4:
+            damage_bytes(&m->starts);
+            break;
+        case 5:
+            if (m->starts.bytes >= 8)
+                ((int64_t *)m->starts.data)[draw(m->starts.bytes / 8)] = (int64_t)draw(m->columns.bytes + 3) - 1;
+            break;
+        case 6: {
+            struct array *array = arrays[draw(5)];
+            resize(array, draw(2) ? (int64_t)draw(array->bytes + 40) : array->bytes - 1 - (int64_t)draw(8));
+            break;
+        }
+        case 7:
+            m->told_width = draw(3) ? (int64_t)draw(300) - 10 : (int64_t)(state >> 1);
+            break;
+        default:
+            m->told_rows = draw(4) ? 1 + (int64_t)draw(2 * m->rows) : (int64_t)(state >> draw(64));
+            if (m->told_rows > m->rows && m->told_rows < 100000) /* larger ones are refused: counts do not fit */
+                resize(out, tokens * m->told_rows * 4);
+        }
+    m->activation = (int64_t)draw(4);
+}
+
+/* What a matrix makes of tokens, in double precision, and the sizes of what was added up. */
+static void multiply(const struct matrix *m, int64_t tokens, const double *x, const double *x_size, double *out,
+                     double *size) {
+    for (int64_t t = 0; t < tokens; t++)
+        for (int64_t row = 0; row < m->rows; row++) {
+            double sum = m->missing ? 0 : ((float *)m->bias.data)[row], all = fabs(sum);
+            for (int64_t i = 0; i < m->columns_in; i++) {
+                double weight = ((float *)m->dense.data)[row * m->columns_in + i];
+                sum += weight * x[t * m->columns_in + i];
+                all += fabs(weight) * x_size[t * m->columns_in + i];
             }
-            case 7:
-                told_width = draw(3) ? (int64_t)draw(300) - 10 : (int64_t)(state >> 1);
-                break;
-            default:
-                told_rows = draw(4) ? 1 + (int64_t)draw(2 * rows) : (int64_t)(state >> draw(64));
-                if (told_rows > rows && told_rows < 100000) /* larger ones are refused: counts and starts do not fit */
-                    resize(&out, tokens * told_rows * 4);
-            }
-        int level = (int)draw(platon_level() + 1);
-        int code = platon_sparse_linear(x.data, tokens, columns_in, values.data, values.bytes, columns.data,
-                                        columns.bytes, counts.data, counts.bytes, starts.data, starts.bytes,
-                                        missing ? NULL : bias.data, missing ? -1 : bias.bytes, told_rows, columns_in,
-                                        told_width, (int)draw(4) * damaged, out.data, told_rows, 1, NULL, level);
+            out[t * m->rows + row] = sum;
+            size[t * m->rows + row] = all;
+        }
+}
+
+static int differs(const float *got, const double *want, const double *size, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        if (!(fabs(got[i] - want[i]) <= 1e-5 * size[i] + 1e-30))
+            return 1;
+    return 0;
+}
+
+int main(int words_count, char **words) {
+    int64_t cases = words_count > 1 ? atoll(words[1]) : 1000, computed = 0, refused = 0, undamaged = 0;
+    state = 88172645463325252ull + (words_count > 2 ? strtoull(words[2], NULL, 10) : 0) * 1000003;
+    for (int64_t index = 0; index < cases; index++) {
+        int count = 1 + (int)draw(MOST), chained = (int)draw(2), damaged = draw(8) != 0, has_norm = (int)draw(2);
+        int64_t columns_in = draw(300), tokens = draw(4) ? 1 + draw(90) : 1, before = columns_in;
+        struct matrix matrices[MOST];
+        struct array outs[MOST];
+        for (int i = 0; i < count; i++) {
+            matrices[i] = draw_matrix(1 + draw(140), chained ? before : columns_in);
+            before = matrices[i].rows;
+            outs[i] = make(tokens * before * 4);
+        }
+        struct array x = numbers(tokens * columns_in), added = numbers(tokens * before);
+        struct array weight = numbers(before), bias = numbers(before);
+        int victim = (int)draw(count);
+        if (damaged)
+            damage(&matrices[victim], &outs[victim], tokens);
+        if (damaged && chained && draw(4) == 0)
+            resize(draw(2) ? &weight : &bias, (int64_t)draw(4 * before));
+        struct layer layers[MOST];
+        const struct layer *pointers[MOST];
+        float *results[MOST];
+        for (int i = 0; i < count; i++) {
+            struct matrix *m = &matrices[i];
+            layers[i] = (struct layer){m->values.data,  m->values.bytes, m->columns.data,
+                                       m->columns.bytes, m->counts.data, m->counts.bytes,
+                                       m->starts.data,  m->starts.bytes, m->missing ? NULL : m->bias.data,
+                                       m->missing ? -1 : m->bias.bytes,  m->told_rows,
+                                       m->columns_in,   m->told_width,   m->activation};
+            pointers[i] = &layers[i];
+            results[i] = outs[i].data;
+        }
+        /* A told number of rows changes what the added tokens have to hold. */
+        int adds = draw(2) && matrices[count - 1].told_rows == before;
+        int level = (int)draw(platon_level() + 1), code;
+        if (chained)
+            code = platon_sparse_chain(x.data, tokens, columns_in, pointers, count, adds ? added.data : NULL, before,
+                                       has_norm, weight.data, weight.bytes, bias.data, bias.bytes, 1e-5f,
+                                       results[count - 1], 1, NULL, level);
+        else
+            code = platon_sparse_linears(x.data, tokens, columns_in, pointers, count, results, 1, NULL, level);
         if (code == 1) {
-            printf("no memory in case %ld\n", (long)number);
+            printf("no memory in case %ld\n", (long)index);
             return 1;
         }
         computed += code == 0;
         refused += code == 2;
         undamaged += !damaged;
-        for (int64_t t = 0; !damaged && t < tokens; t++)
-            for (int64_t row = 0; row < rows; row++) {
-                double sum = missing ? 0 : ((float *)bias.data)[row], size = fabs(sum);
-                for (int64_t i = 0; i < columns_in; i++) {
-                    double term = (double)weight[row * columns_in + i] * token[t * columns_in + i];
-                    sum += term;
-                    size += fabs(term);
-                }
-                if (code || !(fabs(sum - ((float *)out.data)[t * rows + row]) <= 3e-6 * size + 1e-30)) {
-                    printf("wrong result in case %ld\n", (long)number);
-                    return 1;
+        if (!damaged) {
+            int64_t most = columns_in > 140 ? columns_in : 140, bytes = tokens * most * sizeof(double);
+            double *in = malloc(bytes + 1), *in_size = malloc(bytes + 1), *out = malloc(bytes), *size = malloc(bytes);
+            int wrong = code;
+            for (int64_t i = 0; i < tokens * columns_in; i++)
+                in_size[i] = fabs(in[i] = ((float *)x.data)[i]);
+            for (int i = 0; i < count && !wrong; i++) {
+                multiply(&matrices[i], tokens, in, in_size, out, size);
+                if (!chained)
+                    wrong |= differs(results[i], out, size, tokens * matrices[i].rows);
+                else {
+                    memcpy(in, out, tokens * matrices[i].rows * sizeof(double));
+                    memcpy(in_size, size, tokens * matrices[i].rows * sizeof(double));
                 }
             }
-        struct array all[] = {dense, values, columns, counts, starts, bias, x, out};
-        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-            free(all[i].data);
+            for (int64_t t = 0; chained && !wrong && t < tokens; t++) {
+                double mean = 0, variance = 0, *row = out + t * before, most_size = 0;
+                for (int64_t i = 0; i < before; i++) {
+                    row[i] += adds ? ((float *)added.data)[t * before + i] : 0;
+                    mean += row[i] / before;
+                    most_size = fmax(most_size, size[t * before + i] + 1);
+                }
+                for (int64_t i = 0; i < before; i++)
+                    variance += (row[i] - mean) * (row[i] - mean) / before;
+                double scale = 1 / sqrt(variance + 1e-5);
+                for (int64_t i = 0; has_norm && i < before; i++) {
+                    row[i] = (row[i] - mean) * scale * ((float *)weight.data)[i] + ((float *)bias.data)[i];
+                    size[t * before + i] = most_size * (1 + scale) * (1 + scale * most_size);
+                }
+                for (int64_t i = 0; !has_norm && i < before; i++)
+                    size[t * before + i] += 1;
+            }
+            wrong |= chained && !wrong && differs(results[count - 1], out, size, tokens * before);
+            if (wrong) {
+                printf("wrong result in case %ld\n", (long)index);
+                return 1;
+            }
+            free(in), free(in_size), free(out), free(size);
+        }
+        for (int i = 0; i < count; i++) {
+            struct matrix *m = &matrices[i];
+            void *all[] = {m->dense.data,  m->values.data, m->columns.data, m->counts.data,
+                           m->starts.data, m->bias.data,   outs[i].data};
+            for (size_t j = 0; j < sizeof all / sizeof *all; j++)
+                free(all[j]);
+        }
+        free(x.data), free(added.data), free(weight.data), free(bias.data);
     }
     printf("{\"computed\": %ld, \"refused\": %ld, \"undamaged\": %ld}\n", (long)computed, (long)refused,
            (long)undamaged);

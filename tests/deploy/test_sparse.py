@@ -663,6 +663,6 @@ def test_derivatives_are_refused(sparse: nn.Module) -> None:
 def test_no_memory_says_how_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     found = copy.copy(sparse_kernel.find())
     assert not isinstance(found, str)
-    monkeypatch.setattr(found, "_run", lambda *arguments: 1)
+    monkeypatch.setattr(found, "_linears", lambda *arguments: 1)
     with pytest.raises(MemoryError, match=rf"48 features on {torch.get_num_threads()} threads; use fewer"):
         found.linear(torch.randn(5, 48), from_dense(torch.ones(70, 48)), None)

@@ -2,78 +2,23 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.autograd import forward_ad
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from platon.deploy import sparse_kernel, sparse_matrix
-from platon.deploy.packed import Description, Packed, Shapes, size
+from platon.deploy.inference_layer import InferenceLayer, change_count, is_eager
+from platon.deploy.packed import Description, Shapes, size
+from platon.deploy.sparse_kernel import ACTIVATIONS, Layer
 from platon.deploy.sparse_matrix import SparseMatrix
-from platon.deploy.sparse_operator import ACTIVATE, csr_linear, csr_matrix, product, quiet, refuse, sparse_linear
+from platon.deploy.sparse_operator import ACTIVATE, csr_linear, csr_matrix, kernel, quiet, sparse_linear
 
-_version = operator.attrgetter("_version")
-
-
-class _SparseLayer(Packed):
-    """Checks the inputs at each call, and the buffers whenever they have changed since the last one."""
-
-    values: Tensor
-    bias: Tensor | None
-
-    def __init__(self, rows: int, columns: int, bias: Tensor | None, activation: str) -> None:
-        super().__init__()
-        self.out_features, self.in_features = rows, columns
-        self.register_buffer("bias", None if bias is None else bias.detach().float().clone())
-        self.activation = activation
-        # Of the last check: the tensors (kept, so that their ids stay theirs), their versions, and all ids and sizes.
-        self._checked: tuple[list[Tensor], list[int], list[int]] | None = None
-        self.eval()
-
-    def check(self, x: Tensor) -> None:
-        """Refuse tokens or buffers that the product cannot be computed with."""
-        if self.training or (x.requires_grad and torch.is_grad_enabled()) or _has_tangent(x):
-            raise ValueError(
-                "a sparse layer is for inference and was asked to train; call .eval() and use torch.no_grad(), "
-                "or train the dense one"
-            )
-        if x.dtype != torch.float32 or x.device.type != "cpu" or x.shape[-1:] != (self.in_features,):
-            raise ValueError(
-                f"a sparse layer takes float32 on the CPU with {self.in_features} features last, got {x.dtype} of "
-                f"shape {tuple(x.shape)} on {x.device}; convert the input, and leave the model in float32"
-            )
-
-    def check_buffers(self) -> None:
-        """Check the arrays of the matrix once, and again when one was replaced or written to.
-
-        PyTorch counts the in-place changes of a tensor in `_version`; tensors made in inference mode have no such
-        count, so a change to one of them goes unnoticed here (the kernel stays inside its arrays all the same).
-        """
-        held = self._buffers
-        if self._checked is not None:
-            tensors, versions, identity = self._checked
-            if [*map(_version, tensors)] == versions and [*map(id, held.values()), *self._sizes()] == identity:
-                return
-        refuse(self.problem())
-        tensors = [tensor for tensor in held.values() if tensor is not None and not tensor.is_inference()]
-        identity = [*map(id, held.values()), *self._sizes()]
-        self._checked = (tensors, [*map(_version, tensors)], identity)
-
-    def _sizes(self) -> tuple[int, ...]:
-        return (self.out_features, self.in_features)
-
-    def extra_repr(self) -> str:
-        kept = self.values.numel() / max(1, self.in_features * self.out_features)
-        return f"{self.in_features}, {self.out_features}, kept={kept:.3f}, activation={self.activation}"
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self._checked = None  # frees the buffers that are converted now
-        return super()._apply(fn, recurse)
+_NOT_FETCHED = (torch.empty(0), None, torch.empty(0))
 
 
-class SparseLinear(_SparseLayer):
+class SparseLinear(InferenceLayer):
     """activation(x Wᵀ + bias) by the compiled kernel; the zeros of W are neither stored nor multiplied."""
 
     kind, rounded = "linear", ("values",)
@@ -81,6 +26,13 @@ class SparseLinear(_SparseLayer):
     columns: Tensor
     counts: Tensor
     starts: Tensor
+    is_deferred = False  # whether the next layer computes this product too; then this one passes its input on
+    before: tuple[SparseLinear, ...] = ()  # such layers before this one, the first one first
+    siblings: tuple[SparseLinear, ...] = ()  # layers that are given the same tokens after this one
+    most_siblings = 7  # as in sparse.c, with the layer itself
+    is_sibling = False  # whether it was, and nobody had changed the tokens in between
+    _held: tuple[Tensor, int | None, Tensor] | None = None  # tokens, their changes, and the product that a sibling made
+    _layer: Layer | None = None
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> None:
         self._set(sparse_matrix.from_dense(weight), bias, activation)
@@ -138,19 +90,72 @@ class SparseLinear(_SparseLayer):
         return sparse_matrix.problem(self.matrix, self.bias)
 
     def _sizes(self) -> tuple[int, ...]:
-        return (self.out_features, self.in_features, self.width)
+        return (self.out_features, self.in_features, self.width, ACTIVATIONS[self.activation])
+
+    def packed(self) -> Layer:
+        """What the kernel takes; the buffers are checked if they have changed."""
+        before = self._checked
+        self.check_buffers()
+        if self._checked is not before or self._layer is None:
+            self._layer = Layer.of(self.matrix, self._buffers["bias"], self.activation)
+        return self._layer
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.is_deferred:
+            return x
+        if self.before:
+            return self.chain(x)
         self.check(x)
-        if type(x) is Tensor and not _traced():
-            self.check_buffers()
-            # Without PyTorch's dispatcher, which takes longer than a small layer.
-            return product(x, self.matrix, self._buffers["bias"], self.activation)
+        if not is_eager(x):
+            return self.traced(x)
+        # Without PyTorch's dispatcher, which takes longer than a small layer.
+        held = self._held
+        if held is not None and held[0] is x and held[1] == change_count(x):
+            self.__dict__["_held"] = None
+            self.__dict__["is_sibling"] = self.is_sibling or held[1] is not None
+            return held[2]
+        if held is not None:
+            self.__dict__["_held"] = _NOT_FETCHED
+        return self._with_siblings(x) if self.siblings else kernel().linears(x, [self.packed()])[0]
+
+    def chain(self, x: Tensor, added: Tensor | None = None, norm: nn.LayerNorm | None = None) -> Tensor:
+        """norm(product(x) + added), with the products of the layers before this one first."""
+        layers = (*self.before, self)
+        layers[0].check(x)
+        if is_eager(x) and (norm is None or _is_readable(norm)):
+            numbers = None if norm is None else (norm._parameters["weight"], norm._parameters["bias"], norm.eps)
+            return kernel().chain(x, [layer.packed() for layer in layers], added, numbers)
+        for layer in layers:
+            x = layer.traced(x)
+        x = x if added is None else x + added
+        return x if norm is None else F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+
+    def traced(self, x: Tensor) -> Tensor:
+        """The product as an operator of PyTorch."""
         sizes = (self.out_features, self.width)
         return sparse_linear(x, self.values, self.columns, self.counts, self.starts, self.bias, *sizes, self.activation)
 
+    def _with_siblings(self, x: Tensor) -> Tensor:
+        """The product, and those of the siblings, which fetch theirs when they are given the same tokens."""
+        strangers = [one for one in self.siblings if one._held is not None]
+        if strangers:  # they did not fetch what was computed last time: they are given other tokens
+            self.siblings = tuple(one for one in self.siblings if one not in strangers)
+            strangers[0].siblings = tuple(strangers[1:])
+            for one in strangers:
+                one._held = None
+        count = change_count(x)
+        # Tensors of inference mode do not count their changes, so it must have been seen that there are none.
+        found = self.siblings if count is not None or all(one.is_sibling for one in self.siblings) else ()
+        own, *others = kernel().linears(x, [self.packed(), *(one.packed() for one in found)])
+        for one, out in zip(found, others, strict=True):
+            one.__dict__["_held"] = (x, count, out)
+        return own
 
-class CsrLinear(_SparseLayer):
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_layer": None, "_held": None}
+
+
+class CsrLinear(InferenceLayer):
     """activation(x Wᵀ + bias) by `torch.sparse`, where there is no compiled kernel."""
 
     starts: Tensor
@@ -206,21 +211,14 @@ class CsrLinear(_SparseLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         self.check(x)
-        if not _traced():
+        if is_eager(x):
             self.check_buffers()
         return csr_linear(x, self.starts, self.columns, self.values, self.bias, self.out_features, self.activation)
 
 
-def _traced() -> bool:
-    """Whether the call is recorded or transformed (compile, export, trace, make_fx, vmap)."""
-    if torch.compiler.is_compiling():
-        return True
-    modes: int = torch._C._len_torch_dispatch_stack()
-    return modes > 0 or torch._C._functorch.peek_interpreter_stack() is not None or torch.jit.is_tracing()
-
-
-def _has_tangent(x: Tensor) -> bool:
-    """Whether `x` carries a derivative of forward-mode automatic differentiation."""
-    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+def _is_readable(norm: nn.LayerNorm) -> bool:
+    """Whether the kernel can read the numbers of a norm; otherwise PyTorch computes it, or says why it cannot."""
+    held = [tensor for tensor in norm._parameters.values() if tensor is not None]
+    if torch.is_grad_enabled() and any(one.requires_grad for one in held):
         return False
-    return forward_ad.unpack_dual(x).tangent is not None
+    return all(one.dtype == torch.float32 and one.device.type == "cpu" and one.is_contiguous() for one in held)

@@ -12,6 +12,7 @@ from platon.deploy import sparse_kernel
 from platon.deploy.embedding import PackedEmbedding
 from platon.deploy.layer import SparseLinear
 from platon.deploy.packed import NOTHING, Description, Packed, Shapes
+from platon.deploy.sparse_fusion import fuse
 from platon.engine.topology import is_conv1d
 
 #: by the name in a manifest
@@ -96,6 +97,7 @@ def finish(model: nn.Module) -> None:
             if runnable is not module:
                 new[module] = runnable
     _replace(model, new)
+    fuse(model.eval().requires_grad_(False))
     found = sparse_kernel.find()
     if new and isinstance(found, str):
         warnings.warn(f"no compiled sparse kernel: {found}; torch.sparse takes its place and gains less", stacklevel=3)

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from platon.deploy import calibration, sparse_kernel
 from platon.deploy.layer import CsrLinear, SparseLinear
 from platon.deploy.replacement import skip_fast_paths
+from platon.deploy.sparse_fusion import fuse
 from platon.deploy.sparse_operator import ACTIVATE
+from platon.engine.replica import inputs_of, width_in
 from platon.engine.topology import is_conv1d
 
 _PROBE = torch.linspace(-8, 8, 257)
@@ -66,18 +68,25 @@ def sparsify(model: nn.Module, *, tokens: int = 128, dense_above: float | None =
             memo[id(module)] = _made(make, module, "none")
     fast = copy.deepcopy(model, memo)
     skip_fast_paths(fast)
+    fast.eval().requires_grad_(False)
+    fuse(fast)
     if hasattr(fast, "save_pretrained"):
         from platon.deploy.storage import save_with_manifest  # imports transformers, which other models do without
 
         save_with_manifest(fast)
-    return fast.eval().requires_grad_(False)
+    return fast
 
 
 def _is_plain_linear(module: nn.Module) -> bool:
-    """Whether this is an nn.Linear or a Conv1D that can be replaced: no subclass, and no hooks on it."""
+    """Whether this is an nn.Linear or a Conv1D that can be replaced: no hooks, and no subclass but `compact`'s own."""
     hooked = module._forward_hooks or module._forward_pre_hooks
     plain = type(module) is nn.Linear or (type(module).__name__ == "Conv1D" and is_conv1d(module))
-    return plain and not hooked
+    return (plain or _gathers(module)) and not hooked
+
+
+def _gathers(module: nn.Module) -> bool:
+    """Whether `compact` made this layer read some of the features that it is given."""
+    return type(module).__module__.startswith("platon.") and hasattr(module, "gathers_columns")
 
 
 def _matrix(module: nn.Module) -> Tensor:
@@ -86,9 +95,17 @@ def _matrix(module: nn.Module) -> Tensor:
     return weight if isinstance(module, nn.Linear) else weight.t()
 
 
+def _whole(module: nn.Module) -> Tensor:
+    """The same with a column for every feature that the layer is given: zeros where it does not read it."""
+    weight = _matrix(module)
+    if not _gathers(module):
+        return weight
+    return weight.new_zeros(weight.shape[0], width_in(module)).index_copy_(1, inputs_of(module), weight.detach())
+
+
 def _made(make: type[SparseLinear] | type[CsrLinear], module: nn.Module, activation: str) -> nn.Module:
     bias = module.get_parameter("bias") if getattr(module, "bias", None) is not None else None
-    return make(_matrix(module), bias, activation)
+    return make(_whole(module), bias, activation)
 
 
 # --- activations that become part of the layer before them -----------------------------------------------------------
@@ -134,7 +151,7 @@ def _computes(module: nn.Module, linears: list[nn.Module], activation: nn.Module
     """Whether the module computes its first linear, the activation, and its second linear if it has one."""
     shared: dict[int, object] = {id(tensor): tensor for tensor in _tensors(module)}
     trial = copy.deepcopy(module, shared).eval()  # a copy, so that the model stays in its mode; the weights are shared
-    x = torch.randn(3, _matrix(linears[0]).shape[1], generator=torch.Generator().manual_seed(0))
+    x = torch.randn(3, width_in(linears[0]), generator=torch.Generator().manual_seed(0))
     try:
         out = trial(x.clone())
         expected = activation(linears[0](x))

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
+from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -25,17 +26,42 @@ from torch import Tensor
 from platon.deploy.sparse_matrix import SparseMatrix
 
 _HERE = Path(__file__).parent
-_SOURCES = (_HERE / "sparse.c", _HERE / "sparse_tile.h")
-_FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared")
+_SOURCES = (_HERE / "sparse.c", *sorted(_HERE.glob("sparse*.h")))
+_FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-fPIC", "-shared")
 _BUILD_SECONDS = 120
 
 ACTIVATIONS = {"none": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}  # as in sparse.c
 LEVELS = ("baseline", "avx2", "avx512")
-_NO_MEMORY, _BAD_ARRAYS = 1, 2  # what platon_sparse_linear returns, besides 0
+_NO_MEMORY, _BAD_ARRAYS = 1, 2  # what the entry points of sparse.c return, besides 0
+
+
+class Layer(ctypes.Structure):
+    """A sparse matrix, its bias and its activation as sparse.c takes them: pointers, each with its size in bytes."""
+
+    _fields_ = (
+        *(
+            (f"{name}{part}", kind)
+            for name in ("values", "columns", "counts", "starts", "bias")
+            for part, kind in (("", ctypes.c_void_p), ("_bytes", ctypes.c_int64))
+        ),
+        *((name, ctypes.c_int64) for name in ("rows", "columns_in", "width", "activation")),
+    )
+
+    @classmethod
+    def of(cls, matrix: SparseMatrix, bias: Tensor | None, activation: str) -> Layer:
+        """Valid as long as the tensors live and stay where they are."""
+        arrays = (matrix.values, matrix.columns, matrix.counts, matrix.starts)
+        pointers = [number for array in arrays for number in (array.data_ptr(), array.nbytes)]
+        pointers += (0, -1) if bias is None else (bias.data_ptr(), bias.nbytes)
+        return cls(*pointers, matrix.rows, matrix.columns_in, matrix.width, ACTIVATIONS[activation])
 
 
 class SparseKernel:
-    """The loaded library. `level` is the instruction set in use: the best that this processor has."""
+    """The loaded library. `level` is the instruction set in use: the best that this processor has.
+
+    The arrays of all matrices have to be contiguous and on the CPU. Whatever they contain, the kernel stays inside
+    them: it gets their sizes in bytes, so that an array of another precision or length is refused.
+    """
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
@@ -44,62 +70,83 @@ class SparseKernel:
         self.digest: str = library.platon_digest().decode()
         self.level: int = library.platon_level()
         self._parallel = _openmp()
-        self._run = library.platon_sparse_linear
-        pointer, number = ctypes.c_void_p, ctypes.c_int64
-        self._run.argtypes = [
-            *(pointer, number, number),  # x, tokens, stride
-            *(pointer, number) * 5,  # values, columns, counts, starts, bias: each with its size in bytes
-            *(number, number, number, ctypes.c_int),  # rows, columns, panel width, activation
-            *(pointer, number),  # out, stride
-            *(ctypes.c_int, pointer, ctypes.c_int),  # threads, parallel, level
-        ]
+        pointer, number, integer = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+        tokens, engine = (pointer, number, number, pointer, integer), (integer, pointer, integer)
+        self._linears, self._chain = library.platon_sparse_linears, library.platon_sparse_chain
+        self._linears.argtypes = [*tokens, pointer, *engine]
+        added, norm = (pointer, number), (integer, pointer, number, pointer, number, ctypes.c_float)
+        self._chain.argtypes = [*tokens, *added, *norm, pointer, *engine]
 
     def linear(
         self, x: Tensor, matrix: SparseMatrix, bias: Tensor | None, activation: str = "none", threads: int | None = None
     ) -> Tensor:
-        """activation(x Wᵀ + bias) for float32 tokens `x` [..., columns], on PyTorch's number of threads.
+        """activation(x Wᵀ + bias) for float32 tokens `x` [..., columns], on PyTorch's number of threads."""
+        return self.linears(x, [Layer.of(matrix, bias, activation)], threads)[0]
 
-        The arrays of the matrix have to be contiguous and on the CPU. Whatever they contain, the kernel stays inside
-        them: it gets their sizes in bytes, so that an array of another precision or length is refused.
-        """
-        *shape, columns = x.shape
-        if len(shape) != 1 or (columns > 1 and x.stride(1) != 1):
-            x = x.contiguous()  # then its tokens are evenly spaced, whatever the batch dimensions
-        values, places, counts, starts, rows, _, width = matrix
+    def linears(self, x: Tensor, layers: Sequence[Layer], threads: int | None = None) -> list[Tensor]:
+        """What each of the layers makes of the same tokens, which are read once."""
+        x, shape, stride = _as_tokens(x)
         threads = threads or torch.get_num_threads()
-        out = torch.empty(*shape, rows)
-        failed = self._run(
-            x.data_ptr(),
-            math.prod(shape),
-            x.stride(0) if len(shape) == 1 else columns,
-            values.data_ptr(),
-            values.nbytes,
-            places.data_ptr(),
-            places.nbytes,
-            counts.data_ptr(),
-            counts.nbytes,
-            starts.data_ptr(),
-            starts.nbytes,
-            0 if bias is None else bias.data_ptr(),
-            -1 if bias is None else bias.nbytes,
-            rows,
-            columns,
-            width,
-            ACTIVATIONS[activation],
-            out.data_ptr(),
-            rows,
-            threads,
-            self._parallel,
-            self.level,
+        outs = [torch.empty(*shape, layer.rows) for layer in layers]
+        count = len(layers)
+        failed = self._linears(
+            *(x.data_ptr(), math.prod(shape), stride, _pointers(layers), count),
+            (ctypes.c_void_p * count)(*[out.data_ptr() for out in outs]),
+            *(threads, self._parallel, self.level),
         )
-        if failed == _NO_MEMORY:
-            raise MemoryError(f"no memory for tokens of {columns} features on {threads} threads; use fewer threads")
-        if failed == _BAD_ARRAYS:
-            raise ValueError(
-                f"the arrays of a sparse matrix do not fit {rows} × {columns} weights in panels of {width} columns; "
-                "they were changed after sparsify made them"
-            )
+        if failed:
+            raise _error(failed, layers, threads)
+        return outs
+
+    def chain(
+        self,
+        x: Tensor,
+        layers: Sequence[Layer],
+        added: Tensor | None = None,
+        norm: tuple[Tensor | None, Tensor | None, float] | None = None,
+        threads: int | None = None,
+    ) -> Tensor:
+        """norm(last(… first(x)) + added): layers one after the other, a sum, and a layer norm (weight, bias, ε)."""
+        same = added is x
+        x, shape, stride = _as_tokens(x)
+        other, _, added_stride = (x, shape, stride) if same else (None, None, 0) if added is None else _as_tokens(added)
+        weight, bias, epsilon = norm or (None, None, 0.0)
+        threads = threads or torch.get_num_threads()
+        out = torch.empty(*shape, layers[-1].rows)
+        failed = self._chain(
+            *(x.data_ptr(), math.prod(shape), stride, _pointers(layers), len(layers)),
+            *(0 if other is None else other.data_ptr(), added_stride),
+            *(norm is not None, *_sized(weight), *_sized(bias), epsilon),
+            out.data_ptr(),
+            *(threads, self._parallel, self.level),
+        )
+        if failed:
+            raise _error(failed, layers, threads)
         return out
+
+
+def _as_tokens(x: Tensor) -> tuple[Tensor, Sequence[int], int]:
+    """Tokens whose features are contiguous, the shape of the batch, and the floats between two tokens."""
+    *shape, columns = x.shape
+    if len(shape) == 1 and (columns <= 1 or x.stride(1) == 1):
+        return x, shape, x.stride(0)
+    return x.contiguous(), shape, columns  # evenly spaced, whatever the batch dimensions
+
+
+def _pointers(layers: Sequence[Layer]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(layers))(*[ctypes.addressof(layer) for layer in layers])
+
+
+def _sized(array: Tensor | None) -> tuple[int, int]:
+    return (0, 0) if array is None else (array.data_ptr(), array.nbytes)
+
+
+def _error(failed: int, layers: Sequence[Layer], threads: int) -> Exception:
+    if failed == _NO_MEMORY:
+        columns = max(layer.columns_in for layer in layers)
+        return MemoryError(f"no memory for tokens of {columns} features on {threads} threads; use fewer threads")
+    sizes = ", ".join(f"{one.rows} × {one.columns_in} weights in panels of {one.width} columns" for one in layers)
+    return ValueError(f"the arrays of a sparse matrix do not fit {sizes}; they were changed after sparsify made them")
 
 
 def _openmp() -> int | None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from platon.deploy import sparse_kernel, sparse_matrix
+from platon.deploy.sparse_kernel import SparseKernel
 from platon.deploy.sparse_matrix import SparseMatrix
 
 ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -22,12 +23,12 @@ ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def product(x: Tensor, matrix: SparseMatrix, bias: Tensor | None, activation: str) -> Tensor:
-    """activation(x Wᵀ + bias) by the compiled kernel."""
+def kernel() -> SparseKernel:
+    """The compiled kernel, which a model with sparse layers needs."""
     found = sparse_kernel.find()
     if isinstance(found, str):
         raise ValueError(f"this model needs the compiled kernel, and {found}; call sparsify on the dense model here")
-    return found.linear(x, matrix, bias, activation)
+    return found
 
 
 @torch.library.custom_op("platon::sparse_linear", mutates_args=())
@@ -45,7 +46,7 @@ def sparse_linear(
     """activation(x Wᵀ + bias), with the arrays of a `SparseMatrix`."""
     matrix = SparseMatrix(values, columns, counts, starts, rows, x.shape[-1], width)
     refuse(sparse_matrix.layout_problem(matrix, bias))
-    return product(x, matrix, bias, activation)
+    return kernel().linear(x, matrix, bias, activation)
 
 
 @sparse_linear.register_fake

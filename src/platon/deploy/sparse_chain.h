@@ -1,0 +1,139 @@
+/* Matrices one after the other, then a sum with a second input and a layer normalisation. What lies between the first
+   input and the last output stays in a tile, which is neither transposed nor written to memory. Included by sparse.c. */
+
+struct chain {
+    struct matrix matrices[MOST_MATRICES];
+    int count, level, threads;
+    const float *x, *added; /* `added` or NULL */
+    int64_t tokens, x_stride, added_stride;
+    const struct norm *norm; /* or NULL */
+    float *out;
+    int64_t lanes, tiles;               /* tokens in the widest tile, and tiles */
+    int64_t place[MOST_MATRICES + 2];   /* of the input, of what each matrix makes and of `added` in the scratch memory */
+    int64_t floats;                     /* of one thread's scratch memory */
+    float *scratch;
+    atomic_int arrived;
+    atomic_llong taken;
+    int64_t token, wide; /* of the tile that all threads work on together, */
+    int step;            /* and its matrix */
+};
+
+static void compute_block(const struct chain *c, int step, int64_t block, int64_t wide, float *memory) {
+    CALL(c->level, compute,
+         (&c->matrices[step], block, wide, memory + c->place[step], memory + c->place[step + 1] + block * ROW_BLOCK * wide));
+}
+
+static void read_inputs(const struct chain *c, int64_t token, int64_t wide, float *memory) {
+    int64_t left = c->tokens - token, rows = c->matrices[c->count - 1].rows;
+    CALL(c->level, read_tile,
+         (c->x + token * c->x_stride, c->x_stride, left, c->matrices->columns_in, wide, memory + c->place[0]));
+    if (c->added && c->added != c->x)
+        CALL(c->level, read_tile,
+             (c->added + token * c->added_stride, c->added_stride, left, rows, wide, memory + c->place[c->count + 1]));
+}
+
+static void write_output(const struct chain *c, int64_t token, int64_t wide, float *memory) {
+    int64_t left = c->tokens - token, rows = c->matrices[c->count - 1].rows;
+    float *tile = memory + c->place[c->count];
+    if (c->added)
+        CALL(c->level, add_tile, (tile, memory + c->place[c->added == c->x ? 0 : c->count + 1], rows * wide));
+    if (c->norm)
+        CALL(c->level, norm_tile, (tile, rows, wide, c->norm));
+    for (int64_t row = 0; row < rows; row += ROW_BLOCK)
+        CALL(c->level, write_tile,
+             (tile + row * wide, wide, left, rows - row, c->out + token * rows + row, rows));
+}
+
+/* What a matrix reads behind the features that there are has to be numbers of ours, whatever the arrays contain. */
+static void clear_ends(const struct chain *c, float *memory) {
+    for (int i = 0; i < c->count; i++) {
+        int64_t used = (i ? c->matrices[i - 1].rows : c->matrices->columns_in) * c->lanes;
+        memset(memory + c->place[i] + used, 0, (c->place[i + 1] - c->place[i] - used) * sizeof(float));
+    }
+}
+
+/* Run by every thread, each with tiles of its own. */
+static void run_tiles(void *data) {
+    struct chain *c = data;
+    int self = atomic_fetch_add(&c->arrived, 1);
+    if (self >= c->threads)
+        return;
+    float *memory = c->scratch + self * c->floats;
+    clear_ends(c, memory);
+    for (int64_t tile; (tile = atomic_fetch_add(&c->taken, 1)) < c->tiles;) {
+        int64_t token = tile * widest(c->level), wide = tile_width(c->level, c->tokens - token);
+        read_inputs(c, token, wide, memory);
+        for (int step = 0; step < c->count; step++)
+            for (int64_t block = 0; block < c->matrices[step].blocks; block++)
+                compute_block(c, step, block, wide, memory);
+        write_output(c, token, wide, memory);
+    }
+}
+
+/* Run by every thread: row blocks of one matrix for the tile that all of them share. */
+static void run_blocks(void *data) {
+    struct chain *c = data;
+    for (int64_t block; (block = atomic_fetch_add(&c->taken, 1)) < c->matrices[c->step].blocks;)
+        compute_block(c, c->step, block, c->wide, c->scratch);
+}
+
+static void share_tiles(struct chain *c, parallel gomp_parallel) {
+    clear_ends(c, c->scratch);
+    for (c->token = 0; c->token < c->tokens; c->token += widest(c->level)) {
+        c->wide = tile_width(c->level, c->tokens - c->token);
+        read_inputs(c, c->token, c->wide, c->scratch);
+        for (c->step = 0; c->step < c->count; c->step++) {
+            atomic_store(&c->taken, 0);
+            gomp_parallel(run_blocks, c, (unsigned)c->threads, 0);
+        }
+        write_output(c, c->token, c->wide, c->scratch);
+    }
+}
+
+/* out = norm(layerₙ(… layer₁(x)) + added), where a layer is activation(x Wᵀ + bias). `added` [tokens, rows of the last
+   layer] may be NULL; `has_norm` says whether there is a norm, whose weight and bias may be NULL. Otherwise as
+   platon_sparse_linears. */
+int platon_sparse_chain(const float *x, int64_t tokens, int64_t x_stride, const struct layer *const *layers, int count,
+                        const float *added, int64_t added_stride, int has_norm, const float *weight,
+                        int64_t weight_bytes, const float *bias, int64_t bias_bytes, float epsilon, float *out,
+                        int threads, parallel gomp_parallel, int level) {
+    struct norm norm = {weight, bias, epsilon};
+    struct chain c = {.count = count, .level = level, .x = x, .added = added, .tokens = tokens, .x_stride = x_stride,
+                      .added_stride = added_stride, .norm = has_norm ? &norm : NULL, .out = out};
+    if (!accept_all(layers, count, c.matrices))
+        return BAD_ARRAYS;
+    int64_t rows = c.matrices[count - 1].rows, products = 0;
+    for (int i = 1; i < count; i++)
+        if (c.matrices[i].columns_in != c.matrices[i - 1].rows)
+            return BAD_ARRAYS;
+    if ((weight && (!usable(weight, weight_bytes, 4) || weight_bytes / 4 != rows)) ||
+        (bias && (!usable(bias, bias_bytes, 4) || bias_bytes / 4 != rows)))
+        return BAD_ARRAYS;
+    if (added == x && (rows != c.matrices->columns_in || added_stride != x_stride))
+        return BAD_ARRAYS; /* the same numbers cannot be both */
+    if (tokens <= 0 || rows <= 0)
+        return DONE;
+    c.lanes = tokens < widest(level) ? tile_width(level, tokens) : widest(level);
+    c.tiles = (tokens + widest(level) - 1) / widest(level);
+    for (int i = 0; i <= count; i++) {
+        int64_t made = i ? c.matrices[i - 1].blocks * ROW_BLOCK : c.matrices->columns_in;
+        int64_t read = i < count ? reach(&c.matrices[i]) : rows;
+        c.place[i + 1] = c.place[i] + (made > read ? made : read) * c.lanes;
+        products += i < count ? cost(&c.matrices[i], c.matrices[i].blocks) * tokens : 0;
+    }
+    c.floats = c.place[count + 1] + (added && added != x ? rows * c.lanes : 0);
+    c.floats = (c.floats + 15) / 16 * 16;
+    c.threads = useful_threads(threads, gomp_parallel, products);
+    /* With few tiles for many threads some would have nothing to do: then all of them share each tile. */
+    int shared = c.tiles < 2 * c.threads && c.tiles % c.threads;
+    c.scratch = scratch((size_t)(shared ? 1 : c.threads) * c.floats);
+    if (!c.scratch)
+        return NO_MEMORY;
+    if (shared)
+        share_tiles(&c, gomp_parallel);
+    else if (c.threads > 1)
+        gomp_parallel(run_tiles, &c, (unsigned)c.threads, 0);
+    else
+        run_tiles(&c);
+    return DONE;
+}

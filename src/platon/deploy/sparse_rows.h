@@ -1,0 +1,95 @@
+/* One tile of tokens times one row block, for one vector width; included by sparse_level.h. */
+
+/* The sums of a row, WIDE vectors of tokens, stay in registers while its non-zeros are read. CHAINS independent sums
+   hide the latency of an addition where WIDE vectors alone do not. Rows without non-zeros are the last of a panel; they
+   cost nothing but their bias. */
+#define ROWS(NAME_, ONE, WIDE, CHAINS)                                                                                \
+    TARGET APART static void NAME_(const struct matrix *m, int64_t block, const float *tile, float *sums) {           \
+        const int64_t lanes = WIDE * sizeof(ONE) / sizeof(float);                                                     \
+        const float *value = m->values + m->starts[block];                                                            \
+        const uint8_t *column = m->columns + m->starts[block];                                                        \
+        const uint16_t *count = m->counts + block * m->panels * ROW_BLOCK;                                            \
+        const float *last = m->values + m->starts[block + 1];                                                         \
+        int64_t first_row = block * ROW_BLOCK;                                                                        \
+        for (int64_t panel = 0; panel < m->panels; panel++, count += ROW_BLOCK) {                                     \
+            const float *here = tile + panel * m->width * lanes;                                                      \
+            for (int64_t i = 0; i < ROW_BLOCK; i++) {                                                                 \
+                int64_t row = count[i] % ROW_BLOCK, length = count[i] / ROW_BLOCK, left = last - value;               \
+                if (panel && !length)                                                                                 \
+                    break;                                                                                            \
+                ONE *sum = (ONE *)(sums + row * lanes);                                                               \
+                ONE total[CHAINS][WIDE];                                                                              \
+                float start = panel == 0 && m->bias && first_row + row < m->rows ? m->bias[first_row + row] : 0.0f;   \
+                UNROLL for (int v = 0; v < WIDE; v++) {                                                               \
+                    if (panel)                                                                                        \
+                        total[0][v] = sum[v];                                                                         \
+                    else                                                                                              \
+                        total[0][v] = (ONE){0} + start;                                                               \
+                }                                                                                                     \
+                UNROLL for (int c = 1; c < CHAINS; c++) UNROLL for (int v = 0; v < WIDE; v++) total[c][v] = (ONE){0}; \
+                const float *end = value + (length < left ? length : left);                                           \
+                if (CHAINS > 1)                                                                                       \
+                    for (; end - value >= CHAINS; value += CHAINS, column += CHAINS)                                  \
+                        UNROLL for (int c = 0; c < CHAINS; c++) {                                                     \
+                            const ONE *tokens = (const ONE *)(here + (size_t)column[c] * lanes);                      \
+                            float weight = value[c];                                                                  \
+                            UNROLL for (int v = 0; v < WIDE; v++) total[c][v] += weight * tokens[v];                  \
+                        }                                                                                             \
+                for (; value < end; value++, column++) {                                                              \
+                    const ONE *tokens = (const ONE *)(here + (size_t)*column * lanes);                                \
+                    float weight = *value;                                                                            \
+                    UNROLL for (int v = 0; v < WIDE; v++) total[0][v] += weight * tokens[v];                          \
+                }                                                                                                     \
+                UNROLL for (int c = 1; c < CHAINS; c++)                                                               \
+                    UNROLL for (int v = 0; v < WIDE; v++) total[0][v] += total[c][v];                                 \
+                UNROLL for (int v = 0; v < WIDE; v++) sum[v] = total[0][v];                                           \
+            }                                                                                                         \
+        }                                                                                                             \
+    }
+
+ROWS(NAME(rows_of_one_token), float, 1, 8)
+ROWS(NAME(rows1), VEC, 1, 4)
+ROWS(NAME(rows2), VEC, 2, 2)
+ROWS(NAME(rows4), VEC, 4, 1)
+#if MOST == 8
+ROWS(NAME(rows8), VEC, 8, 1)
+#endif
+
+/* A row block whose rows are all empty: its biases. */
+TARGET APART static void NAME(rows_of_biases)(const struct matrix *m, int64_t block, int64_t wide, float *sums) {
+    for (int64_t i = 0; i < ROW_BLOCK; i++) {
+        int64_t row = block * ROW_BLOCK + i;
+        float bias = m->bias && row < m->rows ? m->bias[row] : 0.0f;
+        for (int64_t t = 0; t < wide; t++)
+            sums[i * wide + t] = bias;
+    }
+}
+
+/* The sums of one row block for one tile of tokens, after the activation. */
+TARGET static void NAME(compute)(const struct matrix *m, int64_t block, int64_t wide, const float *tile, float *sums) {
+    if (m->starts[block] == m->starts[block + 1])
+        NAME(rows_of_biases)(m, block, wide, sums);
+    else
+        switch (wide / VECTOR) {
+        case 0:
+            NAME(rows_of_one_token)(m, block, tile, sums);
+            break;
+        case 1:
+            NAME(rows1)(m, block, tile, sums);
+            break;
+        case 2:
+            NAME(rows2)(m, block, tile, sums);
+            break;
+        case 4:
+            NAME(rows4)(m, block, tile, sums);
+            break;
+#if MOST == 8
+        default:
+            NAME(rows8)(m, block, tile, sums);
+#endif
+        }
+    if (m->activation != NONE)
+        NAME(activate)(sums, ROW_BLOCK * wide, m->activation);
+}
+
+#undef ROWS
