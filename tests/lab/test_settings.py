@@ -63,7 +63,13 @@ def test_config_file_may_name_the_recipe_and_a_flag_beats_it(tmp_path: Path) -> 
 
 def test_config_file_takes_every_setting_under_its_own_name(tmp_path: Path) -> None:
     words = {"task": "sst2", "dense": "beside", "optimizer": "sgd", "decay": "cosine", "precision": "bf16"}
-    words |= {"timing": "before", "scope": "matrix", "report_to": "tensorboard", "units": "weights"}
+    words |= {
+        "timing": "before",
+        "scope": "matrix",
+        "report_to": "tensorboard",
+        "units": "weights",
+        "labels": "several",
+    }
     values: dict[str, Any] = {}
     for name in FIELDS:
         if name == "penalty":  # it is said instead of keep

@@ -286,7 +286,7 @@ def test_labels_that_are_numbers_in_one_file_only(tmp_path: Path, tiny_bert: Pat
         ([{"a": "x", "label": 1}], {"label_column": "y"}, r"has no column 'y'; it has: a, label"),
         ([{"a": "x", "label": 1}] * 2, {}, r"column 'label' of .* has the label 1 only; two are needed"),
         ([{"a": "x", "label": 1}, {"a": "x", "label": None}], {}, r"row 1 of .* has no label in column 'label'"),
-        ([{"a": "x", "label": [1]}], {}, r"column 'label' of .* must hold labels, but holds list"),
+        ([{"a": "x", "label": {"b": 1}}], {}, r"column 'label' of .* must hold labels, but holds struct"),
         ([{"a": "x", "label": 1}, {"label": 2}], {}, r"row 1 of .* has no text in column 'a'"),
         (["x"], {}, r"row 0 of .* is no object with columns, but str"),
     ],

@@ -32,7 +32,7 @@ def finish(training: Training, shrink: Shrink | None, dense: dict[str, Any] | No
     """Save the best model and the record, which is written last; `dense` is the twin's record."""
     process_group.wait_for_all()  # the first process may still be writing the best model
     training.checkpoints.detach()
-    results = _measured(training)
+    results = _measured(training) | training.trainer.measure(training.prepared.test)
     with process_group.first_process_only() as first:
         compact = _save(training, shrink) if first else None
     record = _record(training, results, compact, dense)
@@ -97,7 +97,7 @@ def _record(
         "settings": resolved.plain(),
         "plan": asdict(training.steps),
         "data": {"fingerprint": prepared.fingerprint, "train_rows": len(prepared.train)}
-        | {f"{name}_rows": len(rows) for name, rows in prepared.evaluation.items()},
+        | {f"{name}_rows": len(rows) for name, rows in (prepared.evaluation | prepared.test).items()},
         "metrics": list(prepared.metrics),
         "chance": prepared.chance,
         "results": results,

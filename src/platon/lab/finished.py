@@ -58,6 +58,7 @@ def reopen(folder: Path, data: Path | None = None, eval_rows: int | None = None)
     def measure(model: Any) -> Results:
         with tempfile.TemporaryDirectory() as place:
             arguments = evaluation_arguments(settings, prepared, Path(place))
-            return LabTrainer(settings, no_training, prepared, model=model, args=arguments).measure()
+            trainer = LabTrainer(settings, no_training, prepared, model=model, args=arguments)
+            return trainer.measure(prepared.evaluation | prepared.test)
 
     return FinishedRun(record, prepared, measure)

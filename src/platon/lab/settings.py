@@ -10,147 +10,142 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
 
-from pydantic import AfterValidator, AllowInfNan, BeforeValidator, ConfigDict, Field, Strict, ValidationError
+from pydantic import AfterValidator, ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
 from platon.engine.schedule import COOLDOWN, EVERY, WARMUP, checked_keep
 from platon.lab import recipes, tasks
 from platon.lab.errors import UserError, nearest
+from platon.lab.setting import Flag, Number, Text, Whole, setting
 
 Source = Literal["paper", "code", "ours", "user"]
-
-
-def _whole_to_int(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-# Strict: "3" is no number and 1 is not yes. Only 3.0 for 3, which TOML and JSON writers produce, is taken.
-Text = Annotated[str, Strict()]
-Flag = Annotated[bool, Strict()]
-Whole = Annotated[int, BeforeValidator(_whole_to_int), Strict()]
-Number = Annotated[float, Strict(), AllowInfNan(False)]
-
-
-def _setting(default: Any, panel: str, text: str, **limits: Any) -> Any:
-    return Field(default=default, description=text, json_schema_extra={"panel": panel}, **limits)
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Settings:
     """Everything that decides a run's result. A task may have other defaults (`Task.defaults`)."""
 
-    task: Text = _setting("digits", "What", "a name from `platon list tasks`")
-    model: Text | None = _setting(None, "What", "hub name or local folder; each task has a default")
-    method: Text = _setting("platon", "What", "a name from `platon list methods`")
-    keep: Annotated[Number, AfterValidator(checked_keep)] = _setting(
+    task: Text = setting("digits", "What", "a name from `platon list tasks`")
+    model: Text | None = setting(None, "What", "hub name or local folder; each task has a default")
+    method: Text = setting("platon", "What", "a name from `platon list methods`")
+    keep: Annotated[Number, AfterValidator(checked_keep)] = setting(
         0.1, "What", "share of the prunable weights that is kept, e.g. 0.1"
     )
-    units: Literal["weights", "columns", "blocks", "neurons", "heads", "heads+neurons"] = _setting(
+    units: Literal["weights", "columns", "blocks", "neurons", "heads", "heads+neurons"] = setting(
         "weights", "What", "what is pruned together: weights, columns, blocks, neurons, heads, heads+neurons"
     )
-    dense: Literal["none", "beside", "first"] = _setting(
+    dense: Literal["none", "beside", "first"] = setting(
         "none", "What", "train the dense twin too: none, beside, or first (pruning starts from it)"
     )
 
-    data: Text | None = _setting(None, "Data", "local folder in the hub's layout, or your own file; default: the hub")
-    train_rows: Whole | None = _setting(None, "Data", "train on so many rows, a fixed random subset")
-    eval_rows: Whole | None = _setting(None, "Data", "evaluate on so many rows, a fixed random subset")
-    text_column: Text | None = _setting(None, "Data", "your own data: the column with the text")
-    second_column: Text | None = _setting(None, "Data", "your own data: the column with the second text")
-    label_column: Text | None = _setting(None, "Data", "your own data: the column with the label")
-    pairs: Text | None = _setting(
+    data: Text | None = setting(None, "Data", "local folder in the hub's layout, or your own file; default: the hub")
+    train_rows: Whole | None = setting(None, "Data", "train on so many rows, a fixed random subset")
+    eval_rows: Whole | None = setting(None, "Data", "evaluate on so many rows, a fixed random subset")
+    text_column: Text | None = setting(None, "Data", "your own data: the column with the text")
+    second_column: Text | None = setting(None, "Data", "your own data: the column with the second text")
+    label_column: Text | None = setting(
+        None, "Data", "your own data: the column with the label; several, separated by commas, hold 0 or 1 each"
+    )
+    labels: Literal["classes", "several", "numbers"] | None = setting(
+        None,
+        "Data",
+        "your own texts: what labels are: classes, several in a row, or numbers; default: as the column shows",
+    )
+    pairs: Text | None = setting(
         None, "Data", "embed: pairs of texts with scores, a file or a folder with STS-B, to evaluate on"
     )
-    holdout: Number = _setting(0.1, "Data", "your own data: share held out where there is no validation file")
-    max_length: Whole | None = _setting(None, "Data", "longest input, in tokens")
-    stride: Whole | None = _setting(None, "Data", "SQuAD: tokens that two neighbouring pieces of a long context share")
-    image_size: Whole | None = _setting(None, "Data", "width and height of an image, in pixels")
-    augment: Flag = _setting(False, "Data", "random crops and flips of training images")
-    trust_remote_code: Flag = _setting(False, "Data", "run Python code that comes with a model")
+    test: Text | None = setting(None, "Data", "your own data: measured once, at the end, beside the validation data")
+    holdout: Number = setting(0.1, "Data", "your own data: share held out where there is no validation file")
+    stratify: Flag = setting(True, "Data", "hold out the same share of every class", before=False)
+    max_length: Whole | None = setting(None, "Data", "longest input, in tokens")
+    stride: Whole | None = setting(None, "Data", "SQuAD: tokens that two neighbouring pieces of a long context share")
+    image_size: Whole | None = setting(None, "Data", "width and height of an image, in pixels")
+    augment: Flag = setting(False, "Data", "random crops and flips of training images")
+    trust_remote_code: Flag = setting(False, "Data", "run Python code that comes with a model")
 
-    epochs: Number = _setting(3.0, "Training", "passes over the training data")
-    steps: Whole | None = _setting(None, "Training", "optimizer steps; overrides epochs", ge=1)
-    batch: Whole = _setting(32, "Training", "examples in an optimizer step, over all processes", ge=1)
-    accumulate: Whole = _setting(1, "Training", "compute each batch in so many parts, to save memory", ge=1)
-    optimizer: Literal["adamw", "adamax", "sgd"] = _setting("adamw", "Training", "adamw, adamax or sgd")
-    learning_rate: Number = _setting(5e-5, "Training", "peak learning rate", ge=0)
-    momentum: Number = _setting(0.9, "Training", "momentum of sgd", ge=0)
-    weight_decay: Number = _setting(0.0, "Training", "on matrices, not on biases and norms", ge=0)
-    lr_warmup: Number = _setting(
+    epochs: Number = setting(3.0, "Training", "passes over the training data")
+    steps: Whole | None = setting(None, "Training", "optimizer steps; overrides epochs", ge=1)
+    batch: Whole = setting(32, "Training", "examples in an optimizer step, over all processes", ge=1)
+    accumulate: Whole = setting(1, "Training", "compute each batch in so many parts, to save memory", ge=1)
+    optimizer: Literal["adamw", "adamax", "sgd"] = setting("adamw", "Training", "adamw, adamax or sgd")
+    learning_rate: Number = setting(5e-5, "Training", "peak learning rate", ge=0)
+    momentum: Number = setting(0.9, "Training", "momentum of sgd", ge=0)
+    weight_decay: Number = setting(0.0, "Training", "on matrices, not on biases and norms", ge=0)
+    lr_warmup: Number = setting(
         0.1, "Training", "steps of rising learning rate; below 1: a share of the training", ge=0
     )
-    decay: Literal["linear", "cosine"] = _setting("linear", "Training", "how the learning rate falls: linear or cosine")
-    clip: Number = _setting(1.0, "Training", "largest gradient norm; 0: no clipping", ge=0)
-    freeze_embeddings: Flag = _setting(False, "Training", "train everything but the embeddings")
-    group_by_length: Flag = _setting(True, "Training", "batches of texts of similar length, for less padding")
-    precision: Literal["float32", "bf16", "fp16"] = _setting(
+    decay: Literal["linear", "cosine"] = setting("linear", "Training", "how the learning rate falls: linear or cosine")
+    clip: Number = setting(1.0, "Training", "largest gradient norm; 0: no clipping", ge=0)
+    freeze_embeddings: Flag = setting(False, "Training", "train everything but the embeddings")
+    group_by_length: Flag = setting(True, "Training", "batches of texts of similar length, for less padding")
+    precision: Literal["float32", "bf16", "fp16"] = setting(
         "float32", "Training", "float32, or mixed precision with bf16 or fp16"
     )
-    seed: Whole = _setting(0, "Training", "seed of all random numbers", ge=0)
+    seed: Whole = setting(0, "Training", "seed of all random numbers", ge=0)
 
     # The defaults of the engine, which gives the reasons. Those of scores (beta1, …) are written again, because
     # help must not import torch; test_defaults_are_the_engines compares them.
-    warmup: Number = _setting(
+    warmup: Number = setting(
         WARMUP, "Pruning", "t_i: steps before pruning starts; below 1: a share of the training", ge=0
     )
-    cooldown: Number = _setting(
+    cooldown: Number = setting(
         COOLDOWN, "Pruning", "t_f: last steps, at the final share; below 1: a share of the training", ge=0
     )
-    every: Whole = _setting(EVERY, "Pruning", "steps between two masks while the share falls", ge=1)
-    beta1: Number = _setting(0.85, "Pruning", "platon: smoothing of sensitivity")
-    beta2: Number = _setting(0.85, "Pruning", "platon: smoothing of uncertainty")
-    window: Whole | None = _setting(
+    every: Whole = setting(EVERY, "Pruning", "steps between two masks while the share falls", ge=1)
+    beta1: Number = setting(0.85, "Pruning", "platon: smoothing of sensitivity")
+    beta2: Number = setting(0.85, "Pruning", "platon: smoothing of uncertainty")
+    window: Whole | None = setting(
         None,
         "Pruning",
         "platon: steps whose sensitivity is averaged before smoothing; default: 10, or fewer",
     )
-    timing: Literal["after", "before"] = _setting(
+    timing: Literal["after", "before"] = setting(
         "after", "Pruning", "platon: measure sensitivity before or after the optimizer's update"
     )
-    exponent: Number = _setting(1.0, "Pruning", "platon: the power c of uncertainty in the score")
-    scope: Literal["global", "matrix"] | None = _setting(
+    exponent: Number = setting(1.0, "Pruning", "platon: the power c of uncertainty in the score")
+    scope: Literal["global", "matrix"] | None = setting(
         None, "Pruning", "rank all weights together (global) or each matrix (matrix); default: the method's own"
     )
-    score_learning_rate: Number | None = _setting(
+    score_learning_rate: Number | None = setting(
         None, "Pruning", "learned scores: peak learning rate; default: the method's own"
     )
-    score_init: Number | None = _setting(None, "Pruning", "learned scores: initial value; default: the method's own")
-    penalty: Number | None = _setting(
+    score_init: Number | None = setting(None, "Pruning", "learned scores: initial value; default: the method's own")
+    penalty: Number | None = setting(
         None, "Pruning", "soft-movement, l0: a fixed penalty instead of --keep; the share kept is then a result"
     )
-    tau: Number = _setting(0.1, "Pruning", "soft-movement: sigmoid of the score above which a weight is kept")
-    min_keep_per_matrix: Number | None = _setting(
+    tau: Number = setting(0.1, "Pruning", "soft-movement: sigmoid of the score above which a weight is kept")
+    min_keep_per_matrix: Number | None = setting(
         None, "Pruning", "soft-movement, l0: least share kept of each matrix; default: the method's own"
     )
-    block_rows: Whole = _setting(32, "Pruning", "units blocks: outputs of a block", ge=1)
-    block_columns: Whole = _setting(32, "Pruning", "units blocks: inputs of a block", ge=1)
-    reference_steps: Whole | None = _setting(
+    block_rows: Whole = setting(32, "Pruning", "units blocks: outputs of a block", ge=1)
+    block_columns: Whole = setting(32, "Pruning", "units blocks: inputs of a block", ge=1)
+    reference_steps: Whole | None = setting(
         None, "Pruning", "length of the training that a recipe's warmup and cooldown refer to"
     )
 
-    teacher: Text = _setting(
+    teacher: Text = setting(
         "none",
         "Teacher",
         "none, dense (the dense twin, or without --dense the model before training), or a model's name",
     )
-    distil_weight: Number = _setting(
+    distil_weight: Number = setting(
         0.5, "Teacher", "the teacher's part of the loss, 0 to 1; 1: without labels", ge=0, le=1
     )
-    temperature: Number = _setting(2.0, "Teacher", "softens the probabilities that are compared", gt=0)
-    hidden_weight: Number = _setting(0.0, "Teacher", "weight of the hidden states beside the outputs", ge=0)
+    temperature: Number = setting(2.0, "Teacher", "softens the probabilities that are compared", gt=0)
+    hidden_weight: Number = setting(0.0, "Teacher", "weight of the hidden states beside the outputs", ge=0)
 
-    eval_every: Whole | None = _setting(None, "Records", "steps between evaluations; default: ten in a training", ge=1)
-    eval_batch: Whole = _setting(64, "Records", "examples in a batch of evaluation", ge=1)
-    log_every: Whole | None = _setting(
+    eval_every: Whole | None = setting(None, "Records", "steps between evaluations; default: ten in a training", ge=1)
+    eval_batch: Whole = setting(64, "Records", "examples in a batch of evaluation", ge=1)
+    log_every: Whole | None = setting(
         None, "Records", "steps between logged lines; default: a hundred in a training", ge=1
     )
-    checkpoint_every: Whole | None = _setting(
+    checkpoint_every: Whole | None = setting(
         None, "Records", "steps between checkpoints; default: ten in a training", ge=1
     )
-    checkpoints: Whole = _setting(2, "Records", "complete checkpoints to keep", ge=1)
-    keep_checkpoints: Flag = _setting(False, "Records", "keep the checkpoints of a run that is finished")
-    report_to: Literal["none", "tensorboard", "wandb"] = _setting("none", "Records", "none, tensorboard or wandb")
+    checkpoints: Whole = setting(2, "Records", "complete checkpoints to keep", ge=1)
+    keep_checkpoints: Flag = setting(False, "Records", "keep the checkpoints of a run that is finished")
+    report_to: Literal["none", "tensorboard", "wandb"] = setting("none", "Records", "none, tensorboard or wandb")
 
 
 #: name -> default, description (help) and panel of the help page
@@ -172,11 +167,18 @@ def type_of(name: str) -> type:
     return next((kind for kind in (bool, int, float) if kind in kinds), str)
 
 
-def panel_of(name: str) -> str:
-    """The panel of the help page that shows a setting."""
+def _extra(name: str) -> dict[str, Any]:
     extra = FIELDS[name].json_schema_extra
     assert isinstance(extra, dict)
-    return str(extra["panel"])
+    return extra
+
+
+def panel_of(name: str) -> str:
+    """The panel of the help page that shows a setting."""
+    return str(_extra(name)["panel"])
+
+
+_BEFORE = {name: _extra(name)["before"] for name in FIELDS if "before" in _extra(name)}
 
 
 def _checked(values: Mapping[str, Any]) -> Settings:
@@ -234,7 +236,7 @@ class ResolvedSettings:
     def from_plain(cls, plain: Any, recipe: Any = None) -> Self:
         """The reverse of `plain`, for a file that may be damaged or edited; a UserError says what is wrong in it.
 
-        A setting that is missing was added after the file was written; the run had its default.
+        A setting that is missing was added after the file was written; the run had its default, or what `before` says.
         """
         if not isinstance(plain, dict) or not all(isinstance(one, dict) for one in plain.values()):
             raise UserError("its settings must be an object of objects with a value and a source")
@@ -245,7 +247,7 @@ class ResolvedSettings:
                 raise UserError(f"{name} needs a value and a source ({', '.join(get_args(Source))})")
         if recipe is not None and not isinstance(recipe, str):
             raise UserError(f"recipe must be of type str, got {recipe!r}")
-        settings = _checked({name: one["value"] for name, one in plain.items()})
+        settings = _checked(_BEFORE | {name: one["value"] for name, one in plain.items()})
         tasks.find(settings.task)
         sources = dict.fromkeys(FIELDS, "ours") | {name: one["source"] for name, one in plain.items()}
         return cls(settings, sources, recipe)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from platon.lab.optimizer import make_optimizer
 from platon.lab.order import RowOrder
 from platon.lab.settings import Settings
 from platon.lab.step_count import StepCounts
-from platon.lab.tasks import Prepared
+from platon.lab.tasks import Prepared, Rows
 
 Results = dict[str, dict[str, float]]  # split -> metric -> value
 
@@ -71,26 +72,29 @@ class LabTrainer(Trainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, logs)
         return logs
 
-    def measure(self) -> Results:
-        """The task's metrics on every split.
-
-        Rows of similar length are evaluated together, for less padding; the predictions are put back into row order.
-        """
+    def measure(self, splits: Mapping[str, Rows] | None = None) -> Results:
+        """The task's metrics on these splits; by default on those that are measured during the training."""
         results: Results = {}
-        rows: Any
-        for split, rows in self.prepared.evaluation.items():
-            order = np.argsort(self.prepared.lengths.get(split, [0] * len(rows)), kind="stable")
-            loop = self.evaluation_loop(
-                self.get_eval_dataloader(Subset(rows, order.tolist())),
-                description=split,
-                prediction_loss_only=False,
-                metric_key_prefix="eval",
-            )
-            back = np.argsort(order)
-            predictions, labels = reordered(loop.predictions, back), reordered(loop.label_ids, back)
+        for split, rows in (self.prepared.evaluation if splits is None else splits).items():
+            predictions, labels = self.outputs(split, rows)
             results[split] = self.prepared.score(split, predictions, labels)
             self.constant[split] = (self.prepared.is_constant or is_constant)(predictions)
         return results
+
+    def outputs(self, split: str, rows: Any) -> tuple[Any, Any]:
+        """The model's outputs for the rows of a split, and their labels, in row order.
+
+        Rows of similar length are computed together, for less padding.
+        """
+        order = np.argsort(self.prepared.lengths.get(split, [0] * len(rows)), kind="stable")
+        loop = self.evaluation_loop(
+            self.get_eval_dataloader(Subset(rows, order.tolist())),
+            description=split,
+            prediction_loss_only=False,
+            metric_key_prefix="eval",
+        )
+        back = np.argsort(order)
+        return reordered(loop.predictions, back), reordered(loop.label_ids, back)
 
 
 def reordered(found: Any, order: Any) -> Any:

@@ -12,7 +12,7 @@ from datasets import Dataset
 from platon.lab.errors import UserError
 from platon.lab.tasks.dataset import HubDataset, Split, is_text, subset
 from platon.lab.tasks.task import Request
-from platon.lab.tasks.text_file import read_splits
+from platon.lab.tasks.text_file import read_lines, read_splits
 
 TEXT = "text"  #: the column of a split of texts
 FEWEST = 3  #: texts held out: with fewer there is no order of similarities to compare
@@ -48,16 +48,7 @@ def _read(data: Path, request: Request) -> dict[str, Split]:
         plain = {name: data / f"{name}.txt" for name in ("train", "validation") if (data / f"{name}.txt").is_file()}
     if "train" not in plain and not (request.evaluation_only and plain):
         return read_splits(data, training=not request.evaluation_only)
-    return {name: Split(_lines(file), str(file)) for name, file in plain.items()}
-
-
-def _lines(file: Path) -> Dataset:
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
-    # Not splitlines(): a text may hold characters that it splits at, such as U+2028.
-    return Dataset.from_dict({TEXT: pa.array([line for line in text.split("\n") if line.strip()], pa.string())})
+    return {name: Split(read_lines(file), str(file)) for name, file in plain.items()}
 
 
 def _texts_of(split: Split, request: Request) -> Split:

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from platon.lab.tasks import sequence
 from platon.lab.tasks.dataset import HubDataset
-from platon.lab.tasks.task import Prepared, Request, Task
+from platon.lab.tasks.target import Classes, Numbers
+from platon.lab.tasks.task import NEW, Prepared, Request, Task
+from platon.lab.tasks.text_file import read_new
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,15 @@ COLUMNS = {
 
 def prepare(task: Task, request: Request) -> Prepared:
     """A GLUE task from the hub, from DIR/glue/<task>, or from DIR when that is the task's own folder."""
+    columns = COLUMNS[task.name]
+    target = Numbers(task.metrics) if columns.labels is None else Classes(columns.labels, task.metrics)
+    if not request.labelled:
+        assert request.data is not None
+        return sequence.prepare(task, request, {NEW: read_new(request.data)}, columns.texts, "label", target)
     dataset = HubDataset("nyu-mll/glue", task.name, (f"glue/{task.name}", task.name, "."))
     # MNLI has two validation splits, and local copies may lack the second.
     stored = {split: split if split == "validation" else f"validation_{split}" for split in task.splits}
     wanted = {} if request.evaluation_only else {"train": True}
     found = dataset.read(request.data, wanted | {stored[split]: split == task.splits[0] for split in task.splits})
     splits = {name: found[file] for name, file in ({"train": "train"} | stored).items() if file in found}
-    columns = COLUMNS[task.name]
-    return sequence.prepare(task, request, splits, columns.texts, "label", columns.labels, task.metrics)
+    return sequence.prepare(task, request, splits, columns.texts, "label", target)

@@ -37,6 +37,17 @@ def f1(predicted: ArrayLike, labels: ArrayLike) -> float:
     return float(f1_score(np.ravel(labels) == 1, np.ravel(predicted) == 1, zero_division=0))
 
 
+def micro_f1(predicted: ArrayLike, labels: ArrayLike) -> float:
+    """F1 over all entries of two matrices of rows × labels."""
+    return f1(predicted, labels)
+
+
+def macro_f1(predicted: ArrayLike, labels: ArrayLike) -> float:
+    """The mean over labels of the F1 of each column."""
+    said, true = np.asarray(predicted), np.asarray(labels)
+    return float(np.mean([f1(said[:, label], true[:, label]) for label in range(true.shape[1])]))
+
+
 def matthews(predicted: ArrayLike, labels: ArrayLike) -> float:
     """Matthews correlation, for any number of classes."""
     constant = len(np.union1d(predicted, labels)) < 2  # scikit-learn warns of a single class
@@ -98,6 +109,10 @@ METRICS: dict[str, Callable[[ArrayLike, ArrayLike], float]] = {
     "pearson": pearson,
     "spearman": spearman,
 }
+
+
+#: Of rows with several labels, by matrices of rows × labels.
+LABEL_METRICS: dict[str, Callable[[ArrayLike, ArrayLike], float]] = {"micro_f1": micro_f1, "macro_f1": macro_f1}
 
 
 def score(

@@ -29,6 +29,10 @@ KINDS: dict[str, tuple[Any, Mapping[Any, Any]]] = {
         transformers.AutoModelForSequenceClassification,
         transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     ),
+    "token-classification": (
+        transformers.AutoModelForTokenClassification,
+        transformers.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+    ),
     "question-answering": (
         transformers.AutoModelForQuestionAnswering,
         transformers.MODEL_FOR_QUESTION_ANSWERING_MAPPING,
@@ -64,14 +68,15 @@ class Pretrained:
 
     def labels(self) -> tuple[str, ...] | None:
         """The names of the model's classes in their order; None for regression."""
-        if getattr(self.config, "problem_type", None) == "regression":
+        # One class alone would have probability 1 always: a single output is a number.
+        if getattr(self.config, "problem_type", None) == "regression" or self.config.num_labels == 1:
             return None
         return tuple(self.config.id2label[number] for number in range(self.config.num_labels))
 
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The fast tokenizer; one without a padding token pads with its end token."""
+    def tokenizer(self, **changes: Any) -> PreTrainedTokenizerBase:
+        """The fast tokenizer, with these settings changed; one without a padding token pads with its end token."""
         with self._loading("tokenizer"):
-            tokenizer = AutoTokenizer.from_pretrained(self.name, trust_remote_code=self.trust)
+            tokenizer = AutoTokenizer.from_pretrained(self.name, trust_remote_code=self.trust, **changes)
         if not tokenizer.is_fast:
             raise UserError(f"the tokenizer of {self.name!r} has no fast version; choose a model with a tokenizer.json")
         # Without any file, transformers makes a tokenizer of special tokens only, which maps every word to "unknown".

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from platon.lab.errors import UserError, nearest
@@ -23,7 +23,7 @@ def existing_folder(data: Path) -> None:
         raise UserError(f"the data folder {data} is a file, not a folder")
 
 
-def check_columns(file: Path, wanted: Iterable[str | None]) -> None:
+def check_columns(file: Path, wanted: Iterable[str | None], labels: str | None) -> None:
     """Raise unless the header of a CSV or TSV file has these columns; other kinds of files are checked when read."""
     if file.suffix.lower() not in (".csv", ".tsv") or not file.is_file():
         return
@@ -32,9 +32,16 @@ def check_columns(file: Path, wanted: Iterable[str | None]) -> None:
             header = next(csv.reader(lines, delimiter="\t" if file.suffix.lower() == ".tsv" else ","), None)
     except (OSError, UnicodeDecodeError, csv.Error):
         return  # the reader of the file says what is wrong with it
-    for column in wanted:
+    for column in (*wanted, *split_names(labels, header or ())):
         if header and column is not None and column not in header:
             raise UserError(f"{file} has no column {column!r}; it has: {', '.join(header)}")
+
+
+def split_names(names: str | None, columns: Collection[str]) -> tuple[str, ...]:
+    """The columns that a user names: one, or several separated by commas. A column's name may have a comma."""
+    if names is None:
+        return ()
+    return (names,) if names in columns else tuple(name.strip() for name in names.split(","))
 
 
 def listing(folder: Path) -> str:

@@ -1,9 +1,9 @@
-"""Classification and regression of texts and pairs of texts: the part that GLUE and the user's own texts share."""
+"""Texts and pairs of texts with a target: the part that GLUE and the user's own texts share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow.compute as pc
@@ -13,12 +13,13 @@ from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
 from platon.lab.errors import UserError
 from platon.lab.tasks import dataset
 from platon.lab.tasks.dataset import Split
-from platon.lab.tasks.metrics import chance, score
-from platon.lab.tasks.model import Pretrained, name_labels
-from platon.lab.tasks.task import Prepared, Request, Rows, Task
+from platon.lab.tasks.model import Pretrained, quiet
+from platon.lab.tasks.target import Target
+from platon.lab.tasks.task import NEW, Prepared, Request, Rows, Task
 
 #: The authors' length for GLUE. Batches are padded to their longest row only, so it costs nothing on short texts.
 MAX_LENGTH = 512
+TEST = "test"  #: the split that is measured once, at the end
 
 
 def prepare(
@@ -27,40 +28,57 @@ def prepare(
     splits: Mapping[str, Split],
     texts: tuple[str, ...],
     label: str,
-    names: tuple[str, ...] | None,
-    metrics: tuple[str, ...],
+    target: Target,
 ) -> Prepared:
-    """Check and tokenise these splits ("train", if any, and those to evaluate); names None is regression."""
+    """Check and tokenise these splits: "train", if any, those to evaluate, "test", if any; or `NEW` alone."""
+    labels = (label,) if request.labelled else ()
     for split in splits.values():
-        split.require((*texts, label))
+        split.require((*texts, *labels))
         for column in texts:
             split.require_text(column)
-        if names is None:
-            split.require_numbers(label)
-        else:
-            split.require_labels(label, len(names))
-    pretrained = Pretrained(task, request, **name_labels(names))
+        if request.labelled:
+            target.require(split, label)
+    pretrained = Pretrained(task, request, **target.config())
     tokenizer = pretrained.tokenizer()
     length = allowed_length(request.max_length, MAX_LENGTH, tokenizer, pretrained.config)
 
-    used = {name: s.take(request.train_rows if name == "train" else request.eval_rows) for name, s in splits.items()}
-    fingerprint = dataset.digest(used, (*texts, label))
-    encode = partial(_encode, tokenizer=tokenizer, texts=texts, label=label, length=length, regression=names is None)
+    used = {name: split.take(rows_of(request, name)) for name, split in splits.items()}
+    fingerprint = dataset.digest(used, (*texts, *labels))
+    encode = TextEncoder(tokenizer, texts, length, label if request.labelled else None)
     rows = {name: tokenise(split.rows, encode, f"{fingerprint[:16]}-{name}") for name, split in used.items()}
-    evaluation: dict[str, Rows] = {name: one for name, one in rows.items() if name != "train"}
+    evaluation: dict[str, Rows] = {name: one for name, one in rows.items() if name not in ("train", TEST)}
+    measured = [name for name in rows if name != "train" and request.labelled]
     return Prepared(
         build=pretrained.build,
         train=rows.get("train", ()),
         evaluation=evaluation,
+        test={name: rows[name] for name in rows if name == TEST},
         collate=DataCollatorWithPadding(tokenizer),
-        score=partial(score, metrics=metrics, regression=names is None),
-        chance={name: chance(rows[name]["labels"][:], metrics, regression=names is None) for name in evaluation},
-        metrics=metrics,
+        score=target.score,
+        chance={name: target.chance(rows[name]["labels"][:]) for name in measured},
+        metrics=target.metrics,
         fingerprint=fingerprint,
         processor=tokenizer,
         lengths=lengths(rows),
+        is_constant=target.is_constant,
         notes=pretrained.notes,
+        about=[
+            *(
+                (name, f"{len(one):,} rows: {target.described(one['labels'][:])}")
+                for name, one in rows.items()
+                if labels
+            ),
+            ("texts", encode.described(sum(map(len, rows.values())))),
+        ],
+        warnings=encode.warnings(sum(map(len, rows.values()))),
+        answers=target.answers,
+        source=used[NEW].rows if NEW in used else None,
     )
+
+
+def rows_of(request: Request, split: str) -> int | None:
+    """How many rows of a split the user wants; `None`: all, as of the test split always."""
+    return {"train": request.train_rows, TEST: None}.get(split, request.eval_rows)
 
 
 def lengths(splits: Mapping[str, Dataset]) -> dict[str, list[int]]:
@@ -94,14 +112,50 @@ def tokenise(rows: Dataset, encode: Any, name: str, *, numbered: bool = False) -
         )
 
 
-def _encode(
-    batch: dict[str, list[Any]],
-    tokenizer: PreTrainedTokenizerBase,
-    texts: tuple[str, ...],
-    label: str,
-    length: int,
-    regression: bool,
-) -> dict[str, list[Any]]:
-    encoded = dict(tokenizer(*(batch[column] for column in texts), truncation=True, max_length=length))
-    encoded["labels"] = [float(x) for x in batch[label]] if regression else batch[label]
-    return encoded
+@dataclass
+class TextEncoder:
+    """Tokenises batches of texts or pairs of texts, and notes how many are too long.
+
+    Args:
+        texts: the columns, one or two.
+        length: of the longest row that is not cut, in tokens.
+        label: the column of the labels, if there are any.
+        cut, longest: rows that were cut so far, and the tokens of the longest row before that.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    texts: tuple[str, ...]
+    length: int
+    label: str | None = None
+    cut: int = field(default=0, init=False)
+    longest: int = field(default=0, init=False)
+
+    def __call__(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        encoded = self.tokenizer(*(batch[column] for column in self.texts), truncation=True, max_length=self.length)
+        over = [row for row, one in enumerate(encoded.encodings or ()) if one.overflowing]
+        self.cut += len(over)
+        self.longest = max(self.longest, *map(len, encoded["input_ids"]), *self._whole_lengths(batch, over))
+        return dict(encoded) | ({} if self.label is None else {"labels": batch[self.label]})
+
+    def _whole_lengths(self, batch: dict[str, list[Any]], rows: list[int]) -> list[int]:
+        """The tokens of rows that were cut, before the cut."""
+        if not rows:
+            return []
+        with quiet():  # the tokenizer warns of rows that are longer than the model takes
+            whole = self.tokenizer(*([batch[column][row] for row in rows] for column in self.texts))
+        return [len(ids) for ids in whole["input_ids"]]
+
+    def described(self, rows: int) -> str:
+        """The lengths in words."""
+        if not self.cut:
+            return f"longest {self.longest:,} tokens; none is cut (at {self.length:,})"
+        share = f"{self.cut:,} of {rows:,} ({self.cut / rows:.1%})"
+        return f"longest {self.longest:,} tokens; {share} are cut at {self.length:,}"
+
+    def warnings(self, rows: int) -> list[str]:
+        """A sentence where many rows lose their end."""
+        if 10 * self.cut <= rows:
+            return []
+        return [
+            f"{self.cut / rows:.0%} of the texts lose their end; a larger --max-length keeps more, if the model allows"
+        ]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from platon.lab.errors import UserError
+from platon.lab.tasks.answer import Answer
 from platon.lab.tasks.path import check_columns, existing_data, locate_model
 
 if TYPE_CHECKING:
@@ -30,8 +31,12 @@ class Request:
     data: a local folder in the hub's layout, or the user's own file or folder; None is the hub.
     model: a hub name or a local folder; None is the task's default.
     train_rows, eval_rows: use so many rows only: a fixed random subset, the same whatever the training seed.
+    label_column: the column of the user's own labels; names of several columns are separated by commas.
+    labels: what the user's own labels are: "classes", "several" in a row, or "numbers".
     pairs: embed: pairs of texts with scores, to evaluate on.
+    test: the user's own file or folder that is measured once, at the end.
     holdout: the share of the user's own training file that becomes validation when there is no validation file.
+    stratify: hold out the same share of every class.
     augment: random crops and flips of training images. Off by default: the paper names none.
     """
 
@@ -45,13 +50,18 @@ class Request:
     text_column: str | None = None
     second_column: str | None = None
     label_column: str | None = None
+    labels: str | None = None
     pairs: str | None = None
+    test: str | None = None
     holdout: float = 0.1
+    stratify: bool = True
     augment: bool = False
     trust_remote_code: bool = False
 
-    # Whether nothing is trained; a property of the class and no field, see EvaluationRequest.
+    # Properties of the class and no fields: whether nothing is trained (EvaluationRequest), whether rows have labels
+    # (PredictionRequest).
     evaluation_only = False
+    labelled = True
 
     def __post_init__(self) -> None:
         """Refuse numbers that no task can use."""
@@ -72,7 +82,11 @@ class Request:
     def for_evaluation(self, model: Path, data: Path | None = None) -> EvaluationRequest:
         """The request that evaluates a trained model: on the rows of this request, or on every row of other data."""
         request = EvaluationRequest(**{**vars(self), "model": str(model), "trained_from": self.model})
-        return request if data is None else replace(request, data=data, eval_rows=None, holdout=1.0)
+        return request if data is None else replace(request, data=data, test=None, eval_rows=None, holdout=1.0)
+
+    def for_prediction(self, model: Path, data: Path) -> PredictionRequest:
+        """The request for the answers of a trained model to every row of new data."""
+        return PredictionRequest(**vars(self.for_evaluation(model, data)))
 
 
 @dataclass(frozen=True)
@@ -85,6 +99,16 @@ class EvaluationRequest(Request):
     trained_from: str | None = None
 
     evaluation_only = True
+
+
+@dataclass(frozen=True)
+class PredictionRequest(EvaluationRequest):
+    """A request for answers: its rows need no labels. They are the only evaluation split, called `NEW`."""
+
+    labelled = False
+
+
+NEW = "new"  #: the split of a `PredictionRequest`
 
 
 @dataclass
@@ -105,6 +129,11 @@ class Prepared:
     counts: split -> examples in it, where a row is only a part of an example (SQuAD); otherwise the rows are counted.
     is_constant: whether predictions are the same for every row; None decides by the largest logit of each row.
     notes: sentences for the user about the model that `build` made, for example that its head is new.
+    test: like `evaluation`, for splits that are measured once, at the end.
+    about: what was read, as (what, sentence), for the user.
+    warnings: what in the data will harm the result, one sentence each.
+    answers: predictions of the split `NEW` -> what they say, row by row; None where the task cannot tell.
+    source: the rows of the split `NEW` as they were read, in the order of the answers.
     """
 
     build: Callable[[], PreTrainedModel]
@@ -121,10 +150,15 @@ class Prepared:
     counts: dict[str, int] = field(default_factory=dict)
     is_constant: Callable[[Any], bool] | None = None
     notes: list[str] = field(default_factory=list)
+    test: dict[str, Rows] = field(default_factory=dict)
+    about: list[tuple[str, str]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    answers: Callable[[Any], list[Answer]] | None = None
+    source: Any = None
 
     def __post_init__(self) -> None:
         """Count the rows where the task counted nothing else."""
-        self.counts = {split: len(rows) for split, rows in self.evaluation.items()} | self.counts
+        self.counts = {split: len(rows) for split, rows in (self.evaluation | self.test).items()} | self.counts
 
     def batch(self, rows: int = 8) -> dict[str, Any]:
         """The first rows of the first evaluation split as a batch for the model, without labels."""
@@ -162,9 +196,10 @@ class Task:
 
     def check_paths(self, request: Request) -> None:
         """Refuse data, columns and models that are not there, without importing torch."""
-        if request.data is not None:
-            existing_data(request.data)
-            check_columns(request.data, (request.text_column, request.second_column, request.label_column))
+        for data in (request.data, None if request.test is None else Path(request.test)):
+            if data is not None:
+                existing_data(data)
+                check_columns(data, (request.text_column, request.second_column), request.label_column)
         if request.model is not None:
             locate_model(request.model)
 

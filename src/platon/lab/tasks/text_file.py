@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,35 +19,59 @@ from platon.lab.tasks.path import existing_data, listing
 VALIDATION = ("validation", "valid", "val", "dev", "test")
 
 
-def read_splits(data: Path, *, training: bool) -> dict[str, Split]:
+Readers = Mapping[str, Callable[[Path], Dataset]]  # suffix -> reader
+
+
+def read_splits(data: Path, *, training: bool, readers: Readers | None = None) -> dict[str, Split]:
     """`data` is one file, called "train" here, or a folder with train.* and, if there is one, validation.*.
 
     Without `training`, a folder's train.* is read only where there is no validation.*.
     """
+    readers = readers or READERS
     existing_data(data)
     if data.is_file():
-        return {"train": Split(_read_file(data), str(data))}
-    files = {"train": _file_of(data, ("train",)), "validation": _file_of(data, VALIDATION)}
+        return {"train": Split(read_file(data, readers), str(data))}
+    files = {"train": _file_of(data, ("train",), readers), "validation": _file_of(data, VALIDATION, readers)}
     if files["train"] is None and (training or files["validation"] is None):
-        raise UserError(f"{data} has no train{'|'.join(READERS)}; it holds: {listing(data)}")
+        raise UserError(f"{data} has no train{'|'.join(readers)}; it holds: {listing(data)}")
     if not training and files["validation"] is not None:
         del files["train"]
-    return {name: Split(_read_file(file), str(file)) for name, file in files.items() if file is not None}
+    return {name: Split(read_file(file, readers), str(file)) for name, file in files.items() if file is not None}
 
 
-def _file_of(folder: Path, stems: tuple[str, ...]) -> Path | None:
+def read_new(data: Path) -> Split:
+    """The rows of a file that a model is to answer: a table, or a .txt file with a text in each line."""
+    existing_data(data)
+    if data.is_dir():
+        raise UserError(f"{data} is a folder; give a file, one of .txt, {', '.join(READERS)}")
+    reader = read_lines if data.suffix.lower() == ".txt" else read_file
+    return Split(reader(data), str(data))
+
+
+def read_lines(file: Path) -> Dataset:
+    """The lines of a text file that are more than blanks, in the column "text"."""
+    with _parsing(file):
+        text = file.read_text(encoding="utf-8-sig")
+    # Not splitlines(): a text may hold characters that it splits at, such as U+2028.
+    return Dataset.from_dict({"text": pa.array([line for line in text.split("\n") if line.strip()], pa.string())})
+
+
+def _file_of(folder: Path, stems: tuple[str, ...], readers: Readers) -> Path | None:
     """The file of a split under the first of these names that there is."""
-    files = [f for stem in stems for f in sorted(folder.glob(f"{stem}.*")) if f.suffix.lower() in READERS]
+    files = [f for stem in stems for f in sorted(folder.glob(f"{stem}.*")) if f.suffix.lower() in readers]
     if len({f.stem for f in files}) < len(files):
         raise UserError(f"{folder} has {files[0].name} and {files[1].name}; keep one of them")
     return files[0] if files else None
 
 
-def _read_file(file: Path) -> Dataset:
-    if file.suffix.lower() not in READERS:
-        raise UserError(f"{file} is of no known kind; give one of {', '.join(READERS)}")
+def read_file(file: Path, readers: Readers | None = None) -> Dataset:
+    """The rows of one file, by the reader of its suffix."""
+    readers = readers or READERS
+    existing_data(file)
+    if file.suffix.lower() not in readers:
+        raise UserError(f"{file} is of no known kind; give one of {', '.join(readers)}")
     with _parsing(file):
-        return READERS[file.suffix.lower()](file)
+        return readers[file.suffix.lower()](file)
 
 
 @contextmanager
