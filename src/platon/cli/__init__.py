@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from platon.cli import listing, model, training, view
+from platon.cli import listing, model, prediction, training, view
 from platon.cli.terminal import console, errors
 from platon.lab.errors import UserError
 
@@ -29,6 +29,7 @@ app = typer.Typer(
 )
 app.command()(training.prune)
 app.command()(training.sweep)
+app.command()(prediction.predict)
 app.command("eval")(model.evaluate)
 app.command()(model.export)
 app.command()(model.speed)

@@ -6,6 +6,7 @@ import sys
 
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 # In a file or a pipe tables are 160 columns wide, so that no word is cut off. Both sizes are given, because otherwise
 # rich assumes 80 columns for a dumb terminal.
@@ -17,3 +18,33 @@ errors = Console(stderr=True, highlight=False, soft_wrap=True)
 def show_progress(text: str) -> None:
     """Print a line about what a command is doing."""
     console.print(escape(text), style="dim")
+
+
+def show_warning(text: str) -> None:
+    """Print a line that the user should not miss."""
+    console.print(escape(text), style="yellow")
+
+
+class TrainingBar:
+    """The progress bar of one training; it stays on the screen when the training has ended."""
+
+    def __init__(self, title: str, total: int) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description:11}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[shown]}"),
+            TextColumn("[dim]left[/dim]"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+        )
+        self._task = self._progress.add_task(title, total=total, shown="")
+        self._progress.start()
+
+    def update(self, step: int, shown: str) -> None:
+        """Show that `step` is done, and a few numbers."""
+        self._progress.update(self._task, completed=step, shown=shown)
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        self._progress.stop()

@@ -14,11 +14,11 @@ from rich.table import Table
 
 from platon.cli.model import measure_speed
 from platon.cli.option import with_settings
-from platon.cli.terminal import console, errors, show_progress
+from platon.cli.terminal import TrainingBar, console, errors, show_progress, show_warning
 from platon.lab.errors import UserError, nearest
 from platon.lab.settings import ResolvedSettings, resolve
 from platon.lab.step_count import count_steps
-from platon.lab.tasks import Request, find
+from platon.lab.tasks import TASKS, Request, find
 
 
 class Engine(StrEnum):
@@ -39,6 +39,10 @@ def prune(
     resume: Annotated[
         bool, typer.Option("--resume", help="go on with an interrupted run", rich_help_panel="What")
     ] = False,
+    hold: Annotated[
+        bool,
+        typer.Option("--hold", help="train a pruned model further and keep its zeros", rich_help_panel="What"),
+    ] = False,
 ) -> None:
     """Fine-tune a model and prune it on the way.
 
@@ -46,6 +50,10 @@ def prune(
 
     Example: [bold]platon prune --task sst2 --model google-bert/bert-base-uncased --keep 0.1[/bold]
     """
+    if hold:
+        if flags["method"] not in (None, "hold"):
+            raise UserError(f"--hold does not prune; leave out --method {flags['method']}, or leave out --hold")
+        flags["method"] = "hold"
     given = recipe or config or any(value is not None for value in flags.values())
     if resume and output is not None and not given:
         from platon.lab.claim import read_started
@@ -65,7 +73,8 @@ def prune(
     from platon.lab.run import prune as run_prune
     from platon.report.run_figure import draw_run
 
-    record = run_prune(resolved, folder, resume, Printer(show_progress, sys.stderr.isatty()), shrink)
+    printer = Printer(show_progress, TrainingBar if console.is_terminal else None, show_warning)
+    record = run_prune(resolved, folder, resume, printer, shrink)
     first, several = process_group.is_first(), process_group.count() > 1
     process_group.leave()
     if first:
@@ -99,7 +108,11 @@ def _default_folder(resolved: ResolvedSettings) -> Path:
 def _show_results(record: dict[str, Any], folder: Path, figures: Path) -> None:
     console.print(_table(record))
     if record["not_converged"]:
+        from platon.lab.advice import after_training
+
         console.print(f"did not converge (N.A.): {escape(record['not_converged'])}", style="yellow")
+        for advice in after_training(record):
+            console.print(f"  try: {escape(advice)}", style="yellow")
     notice = _share_notice(record)
     if notice:
         console.print(notice, style="yellow")
@@ -116,8 +129,22 @@ def _show_results(record: dict[str, Any], folder: Path, figures: Path) -> None:
     if small and "error" in small:
         console.print(f"{'compact':8} not made: {escape(small['error'])}")
     console.print("\nNext:", style="bold")
-    for line in (f"platon inspect {folder}", f"platon eval {folder}", "platon prune --help"):
-        console.print(f"  {escape(line)}")
+    for command, what in _next_commands(record, folder):
+        console.print(f"  {escape(command)}  [dim]{what}[/dim]")
+
+
+def _next_commands(record: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
+    """What can be done with a finished run, and what each is for, in columns."""
+    commands = [
+        (f"platon predict {folder} --data NEW", "labels and probabilities of new rows"),
+        (f"platon export {folder} --format onnx", "for ONNX Runtime; sparse and compact are others"),
+        (f"platon speed {folder}", "how fast it is, beside the dense model"),
+        (f"platon report {folder}", "tables, figures and a page"),
+    ]
+    if record["task"] not in TASKS or not TASKS[record["task"]].predicts:
+        commands[0] = (f"platon inspect {folder}", "what was kept, layer by layer")
+    width = max(len(command) for command, _ in commands)
+    return [(f"{command:{width}}", what) for command, what in commands]
 
 
 def _share_notice(record: dict[str, Any]) -> str | None:
@@ -139,7 +166,7 @@ def _table(record: dict[str, Any]) -> Table:
     """The results; the dense twin's beside them, if there is one."""
     from platon.lab.duration import in_words
 
-    pruned = record["method"] != "dense"
+    pruned = record["method"] != "dense"  # or held: pruned before
     table = Table(title=f"{record['task']}, {record['method']}", title_justify="left")
     table.add_column("")
     columns = ([("dense", record["dense"])] if record["dense"] else []) + [("pruned" if pruned else "dense", record)]

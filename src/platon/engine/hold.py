@@ -1,7 +1,9 @@
 """Holding zeros: further training of a pruned model that keeps it pruned."""
 
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -14,13 +16,33 @@ from platon.engine.units import Units, weights
 class Hold:
     """Keeps every weight at zero that was zero when this was built, through further training; see `hold`."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, units: Units | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        units: Units | None = None,
+        masks: Mapping[str, Tensor] | None = None,
+    ) -> None:
         """Remember which weights are zero, as bits, and attach."""
         self.units = weights(model) if units is None else units
         ranks_of(model, self.units.matrices)  # refuses ways to shard that are not supported
-        self._bits = {name: bits.pack((local(matrix) != 0).view(-1)) for name, matrix in self.units.matrices.items()}
+        if masks is not None:
+            self._check(masks)
+        kept = {name: matrix != 0 for name, matrix in self.units.matrices.items()} if masks is None else masks
+        self._bits = {name: bits.pack(local(kept[name]).reshape(-1)) for name in self.units.matrices}
         self._hook = StepHook(model, self.units.matrices, None, None, lambda: None, self._after)
         self._hooks = attach(optimizer, self._hook)
+
+    def _check(self, masks: Mapping[str, Tensor]) -> None:
+        for name, matrix in self.units.matrices.items():
+            if name not in masks:
+                raise ValueError(f"there is no mask for {name!r}; give one for each matrix, as `masks()` returns them")
+            mask = masks[name]
+            if mask.dtype != torch.bool or mask.shape != matrix.shape:
+                raise ValueError(
+                    f"the mask of {name!r} must be a bool tensor of shape {tuple(matrix.shape)}, "
+                    f"got {mask.dtype} of shape {tuple(mask.shape)}"
+                )
 
     def _after(self) -> None:
         for name, matrix in self.units.matrices.items():
@@ -44,6 +66,16 @@ class Hold:
         )
 
 
-def hold(model: nn.Module, optimizer: Optimizer, units: Units | None = None) -> Hold:
-    """Keep every prunable weight that is zero now at zero while `optimizer` trains `model` further."""
-    return Hold(model, optimizer, units)
+def hold(
+    model: nn.Module, optimizer: Optimizer, units: Units | None = None, masks: Mapping[str, Tensor] | None = None
+) -> Hold:
+    """Keep every prunable weight that is zero now at zero while `optimizer` trains `model` further.
+
+    Args:
+        model: the pruned model.
+        optimizer: trains it.
+        units: where zeros are held; every weight of the blocks by default.
+        masks: hold these zeros instead, as `Hold.masks` returned them: a training that is resumed gives them again,
+            because by then other weights may have become zero.
+    """
+    return Hold(model, optimizer, units, masks)

@@ -23,12 +23,19 @@ class Method:
         title: its name in tables and figures.
         line: what it does, in one line.
         citation: who proposed it.
+        holds_zeros: whether weights that are zero at the start stay zero.
     """
 
     score: type[Score] | None
     title: str
     line: str
     citation: str
+    holds_zeros: bool = False
+
+    @property
+    def verb(self) -> str:
+        """What a training with it does."""
+        return "training" if self.score is None else "pruning"
 
     def settings(self) -> tuple[str, ...]:
         """The names of the settings that the score reads."""
@@ -79,4 +86,5 @@ METHODS: dict[str, Method] = {
         Ratio, "S = Ī / Ū", "ablation: sensitivity divided by its uncertainty, so that sure weights stay", _PLATON
     ),
     "dense": Method(None, "Dense", "no pruning: the twin to compare with", "-"),
+    "hold": Method(None, "Held", "no pruning: a pruned model is trained further, and its zeros stay", "-", True),
 }

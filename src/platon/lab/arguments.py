@@ -16,10 +16,8 @@ from platon.lab.step_count import StepCounts
 from platon.lab.tasks import Prepared
 
 
-def training_arguments(
-    settings: Settings, steps: StepCounts, prepared: Prepared, folder: Path, bar: bool = False
-) -> TrainingArguments:
-    """For a training with checkpoints in `folder`; `bar` shows Trainer's progress bar."""
+def training_arguments(settings: Settings, steps: StepCounts, prepared: Prepared, folder: Path) -> TrainingArguments:
+    """For a training with checkpoints in `folder`."""
     divisor = settings.accumulate * process_group.count()
     if settings.batch % divisor:
         raise UserError(f"batch must be a multiple of accumulate × processes, {divisor}, got {settings.batch}")
@@ -41,7 +39,7 @@ def training_arguments(
         save_steps=steps.checkpoint_every,
         save_total_limit=settings.checkpoints,
         report_to=settings.report_to,
-        disable_tqdm=not bar,
+        disable_tqdm=True,  # `ProgressCallback` shows the progress
         seed=settings.seed,
         **_common(settings, prepared),
     )

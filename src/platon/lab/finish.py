@@ -103,7 +103,7 @@ def _record(
         "results": results,
         "not_converged": not_converged,
         "best": best,
-        "kept": best["kept"] if best is not None else 1.0 if pruner is None else pruner.kept(),
+        "kept": _kept(training, sum(left.values()) / prunable),
         "decided_by": _decided_by(pruner),
         "parameters": {"all": parameters, "prunable": prunable, "left": parameters - prunable + sum(left.values())},
         "layers": {name: left[name] / matrix.numel() for name, matrix in matrices.items()},
@@ -116,6 +116,14 @@ def _record(
         "versions": {name: version(name) for name in ("platon", "torch", "transformers", "datasets", "accelerate")}
         | {"python": platform.python_version()},
     }
+
+
+def _kept(training: Training, left: float) -> float:
+    """The share of prunable weights that the best model keeps; `left` is the share that is not zero now."""
+    if METHODS[training.resolved.settings.method].holds_zeros:
+        return left
+    best, pruner = training.best.best, training.checkpoints.pruner
+    return float(best["kept"]) if best is not None else 1.0 if pruner is None else pruner.kept()
 
 
 def _decided_by(pruner: Pruner | None) -> str | None:

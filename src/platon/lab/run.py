@@ -18,6 +18,7 @@ from platon.lab.errors import UserError, nearest
 from platon.lab.finish import Shrink, finish, remove_remains
 from platon.lab.folder import RunFolder
 from platon.lab.order import NothingToTrain
+from platon.lab.overview import introduce
 from platon.lab.printer import Printer
 from platon.lab.record import read_record, rewind_history
 from platon.lab.settings import ResolvedSettings, Settings
@@ -112,8 +113,9 @@ def _run(
         printer.line(f"resuming at step {last.name.removeprefix('checkpoint-')} of {steps.total}")
         earlier = float(checkpoint.read_numbers(last)["extra"].get("seconds", 0.0))
     training = assemble(resolved, run, steps, prepared, printer, attach)
-    for note in prepared.notes:
-        printer.line(note)
+    if last is None:
+        name = start or settings.model or tasks.find(settings.task).model or "built from its configuration"
+        introduce(printer, training, name, data=dense is None)
     training.checkpoints.clock = lambda: earlier + time.monotonic() - began
     with explaining_write_errors(run.path):
         _train(training, last)
@@ -145,7 +147,7 @@ def _last_checkpoint(run: RunFolder, settings: Settings, printer: Printer) -> Pa
 def _train(training: Training, last: Path | None) -> None:
     """Train to the end, or until a gradient is not finite: that is a result too. `Interrupted` if a signal arrives."""
     trainer, stop = training.trainer, training.stop
-    with stop.handling_signals(), contextlib.suppress(NothingToTrain):
+    with stop.handling_signals(), contextlib.closing(training.progress), contextlib.suppress(NothingToTrain):
         try:
             trainer.train(resume_from_checkpoint=None if last is None else str(last))
         except NotFinite as error:

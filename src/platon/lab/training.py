@@ -23,9 +23,11 @@ from platon.lab.checkpoint_callback import CheckpointCallback
 from platon.lab.errors import UserError
 from platon.lab.folder import RunFolder
 from platon.lab.history import HistoryCallback
+from platon.lab.hold_callback import HoldCallback
 from platon.lab.order import EpochCallback
 from platon.lab.printer import Printer
 from platon.lab.probe import Probe
+from platon.lab.progress import ProgressCallback
 from platon.lab.settings import ResolvedSettings, Settings
 from platon.lab.step_count import StepCounts
 from platon.lab.stop import StopCallback
@@ -46,6 +48,7 @@ class Training:
         checkpoints: holds the pruner, the attachments and what checkpoints carry.
         best: knows the best model so far.
         stop: knows whether a signal has arrived.
+        progress: shows the progress.
     """
 
     resolved: ResolvedSettings
@@ -56,6 +59,7 @@ class Training:
     checkpoints: CheckpointCallback
     best: BestModelCallback
     stop: StopCallback
+    progress: ProgressCallback
 
 
 def assemble(
@@ -68,11 +72,12 @@ def assemble(
 ) -> Training:
     """Build the model, and everything that takes part in training it."""
     settings = resolved.settings
-    trainer, checkpoints = make_trainer(settings, steps, prepared, folder.checkpoints, printer.bar, attach)
+    trainer, checkpoints = make_trainer(settings, steps, prepared, folder.checkpoints, attach)
     checkpoints.extra["settings"] = asdict(settings)
     headline = f"eval_{next(iter(prepared.evaluation))}_{prepared.metrics[0]}"
     best = BestModelCallback(folder, steps.total - steps.cooldown, headline, checkpoints)
     stop = StopCallback()
+    progress = ProgressCallback(steps.total, headline, checkpoints, printer, METHODS[settings.method].verb)
     # Before Trainer's own callbacks, so that every logger sees the pruner's numbers; and the probe before the pruner,
     # so that its hook sees the weights before they are masked.
     trainer.callback_handler.callbacks[0:0] = [
@@ -80,10 +85,11 @@ def assemble(
         checkpoints,
         EpochCallback(trainer.order),
         stop,
-        HistoryCallback(folder, steps.total, headline, checkpoints, printer),
+        HistoryCallback(folder, checkpoints),
+        progress,
         best,
     ]
-    return Training(resolved, folder, steps, prepared, trainer, checkpoints, best, stop)
+    return Training(resolved, folder, steps, prepared, trainer, checkpoints, best, stop, progress)
 
 
 def make_trainer(
@@ -91,15 +97,14 @@ def make_trainer(
     steps: StepCounts,
     prepared: Prepared,
     folder: Path,
-    bar: bool = False,
     attach: Attach | None = None,
 ) -> tuple[LabTrainer, CheckpointCallback]:
     """A Trainer with a new model, and the callback that prunes it, which is not yet added."""
     disable_progress_bar()  # of saving and loading files
-    arguments = training_arguments(settings, steps, prepared, folder, bar)
+    arguments = training_arguments(settings, steps, prepared, folder)
     set_seed(settings.seed)
     model = prepared.build()
-    checkpoints = make_callback(settings, steps)
+    checkpoints = make_callback(settings, steps, model)
     if attach is not None:
         checkpoints.attached.update(attach(settings, model, prepared))
     trainer = LabTrainer(settings, steps, prepared, model=model, args=arguments)
@@ -107,11 +112,15 @@ def make_trainer(
     return trainer, checkpoints
 
 
-def make_callback(settings: Settings, steps: StepCounts) -> CheckpointCallback:
-    """The callback that prunes by the settings' method; one that only completes checkpoints for a dense training."""
-    score = checked(METHODS[settings.method].build, asdict(settings))
+def make_callback(settings: Settings, steps: StepCounts, model: nn.Module) -> CheckpointCallback:
+    """The callback that prunes by the settings' method; one that only completes checkpoints for a dense training.
+
+    The method "hold" keeps the zeros that the model has now, before a checkpoint is loaded.
+    """
+    method = METHODS[settings.method]
+    score = checked(method.build, asdict(settings))
     if score is None:
-        return CheckpointCallback()
+        return HoldCallback(model) if method.holds_zeros else CheckpointCallback()
     schedule = checked(Cubic, settings.keep, steps.total, steps.warmup, steps.cooldown, settings.every)
     return PruningCallback(settings.keep, score=score, schedule=schedule, units=_units(settings))
 

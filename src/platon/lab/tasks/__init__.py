@@ -31,12 +31,25 @@ def find(name: str) -> Task:
 
 
 def _glue(name: str, title: str, *metrics: str, splits: tuple[str, ...] = ("validation",)) -> Task:
-    return Task(name, title, metrics, "text-classification", "platon.lab.tasks.glue:prepare", splits, BERT)
+    return Task(
+        name, title, metrics, "text-classification", "platon.lab.tasks.glue:prepare", splits, BERT, predicts=True
+    )
 
 
 def _images(name: str, title: str, preparation: str, split: str = "validation", model: str | None = None) -> Task:
     kind, defaults = "image-classification", _DEFAULTS.get(name, {})
-    return Task(name, title, ("accuracy",), kind, preparation, (split,), model, defaults)
+    return Task(
+        name,
+        title,
+        ("accuracy",),
+        kind,
+        preparation,
+        (split,),
+        model,
+        defaults,
+        own_test=name == "images",
+        predicts=name != "digits",
+    )
 
 
 _VISION = "platon.lab.tasks.vision:prepare"
@@ -73,6 +86,8 @@ for _task in (
         "text-classification",
         "platon.lab.tasks.text:prepare",
         model=BERT,
+        own_test=True,
+        predicts=True,
     ),
     Task(
         "tokens",
@@ -81,6 +96,8 @@ for _task in (
         "token-classification",
         "platon.lab.tasks.tokens:prepare",
         model=BERT,
+        own_test=True,
+        predicts=True,
     ),
     _images("images", "your own images, one folder for each class", _VISION, model=VIT),
     Task(
@@ -98,6 +115,7 @@ for _task in (
             "eval_rows": 2000,
         },
         labelled=False,
+        predicts=True,
     ),
 ):
     register(_task)

@@ -12,7 +12,7 @@ from datasets import Dataset
 from platon.lab.errors import UserError
 from platon.lab.tasks.dataset import HubDataset, Split, is_text, subset
 from platon.lab.tasks.task import Request
-from platon.lab.tasks.text_file import read_lines, read_splits
+from platon.lab.tasks.text_file import read_lines, read_new, read_splits
 
 TEXT = "text"  #: the column of a split of texts
 FEWEST = 3  #: texts held out: with fewer there is no order of similarities to compare
@@ -39,6 +39,15 @@ def read_texts(request: Request) -> dict[str, Split]:
         where = found["validation"].where
         raise UserError(f"{where} has too few different texts to compare embeddings: {held}, and {FEWEST} are needed")
     return found
+
+
+def read_new_texts(request: Request) -> Split:
+    """Texts to embed, each row of the data in its order."""
+    assert request.data is not None
+    split = read_new(request.data).require(())
+    column = request.text_column or _only_text_column(split)
+    split.require((column,)).require_text(column)
+    return split if column == TEXT else Split(split.rows.rename_column(column, TEXT), split.where)
 
 
 def _read(data: Path, request: Request) -> dict[str, Split]:

@@ -83,6 +83,10 @@ def prepare(task: Task, request: Request) -> Prepared:
         fingerprint=sha.hexdigest(),
         processor=processor,
         notes=model.notes,
+        about=[
+            ("data", "scikit-learn's digits, 8×8 pixels, 10 classes"),
+            *((name, f"{len(one):,} images") for name, one in found.items()),
+        ],
     )
 
 

@@ -24,13 +24,15 @@ from transformers.modeling_outputs import ModelOutput
 
 from platon.lab.errors import UserError
 from platon.lab.tasks import dataset, similarity
-from platon.lab.tasks.corpus import TEXT, Pairs, read_pairs, read_texts
+from platon.lab.tasks.answer import VectorAnswer
+from platon.lab.tasks.corpus import TEXT, Pairs, read_new_texts, read_pairs, read_texts
 from platon.lab.tasks.dataset import Split
 from platon.lab.tasks.model import Pretrained
 from platon.lab.tasks.path import locate_model
 from platon.lab.tasks.pooling import Pooling, SentenceFormat, read_format
 from platon.lab.tasks.sequence import allowed_length, lengths, tokenise
-from platon.lab.tasks.task import EvaluationRequest, Prepared, Request, Rows, Task
+from platon.lab.tasks.target import logits_of
+from platon.lab.tasks.task import NEW, EvaluationRequest, Prepared, Request, Rows, Task
 
 #: tokens, where the model does not say: longer texts are cut
 MAX_LENGTH = 512
@@ -76,8 +78,10 @@ def prepare(task: Task, request: Request) -> Prepared:
     if request.model is None:
         raise UserError(f"{task.name} needs a model; give an encoder or a sentence-transformers folder with --model")
     form = read_format(locate_model(request.model))
-    texts = read_texts(request)
-    pairs = None if request.pairs is None else read_pairs(Path(request.pairs), request.eval_rows)
+    texts = read_texts(request) if request.labelled else {NEW: read_new_texts(request)}
+    pairs = (
+        None if request.pairs is None or not request.labelled else read_pairs(Path(request.pairs), request.eval_rows)
+    )
     pretrained = Pretrained(task, replace(request, model=form.encoder))
     tokenizer = pretrained.tokenizer()
     length = allowed_length(request.max_length, form.max_length or MAX_LENGTH, tokenizer, pretrained.config)
@@ -97,9 +101,11 @@ def prepare(task: Task, request: Request) -> Prepared:
         return model
 
     # The random state of a training must not depend on this.
+    dense: dict[str, NDArray[Any]] = {}
     with torch.random.fork_rng(devices=[]):
-        reference = _dense_model(task, request) or build()
-        dense = {name: embed(reference, rows[name], collate) for name in evaluation}
+        if request.labelled:
+            reference = _dense_model(task, request) or build()
+            dense = {name: embed(reference, rows[name], collate) for name in evaluation}
     return Prepared(
         build=build,
         train=rows.get("train", ()),
@@ -115,6 +121,13 @@ def prepare(task: Task, request: Request) -> Prepared:
         is_constant=similarity.is_constant,
         counts={} if pairs is None else {PAIRS: len(pairs.scores)},
         notes=pretrained.notes,
+        about=[
+            ("data", str(request.data)),
+            *((name, f"{len(one):,} texts") for name, one in rows.items()),
+            ("texts", f"longest {max(map(max, lengths(rows).values())):,} tokens, cut at {length:,}"),
+        ],
+        answers=lambda predictions: [VectorAnswer(row) for row in logits_of(predictions)],
+        source=used[NEW].rows if NEW in used else None,
     )
 
 

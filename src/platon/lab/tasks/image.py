@@ -19,7 +19,7 @@ from PIL import Image
 
 from platon.lab.errors import UserError
 from platon.lab.tasks.dataset import Split, subset
-from platon.lab.tasks.path import existing_folder, listing
+from platon.lab.tasks.path import existing_data, existing_folder, listing
 
 SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 HASHED = 2**30  # bytes of images that go into a fingerprint
@@ -92,6 +92,7 @@ class ImageDataset(torch.utils.data.Dataset[dict[str, Any]]):
     processor: Any = None
     augment: bool = False
     epoch: int = 0
+    labelled: bool = True
 
     def __len__(self) -> int:
         return len(self.picks)
@@ -102,7 +103,7 @@ class ImageDataset(torch.utils.data.Dataset[dict[str, Any]]):
         if self.augment:
             image = crop(image, np.random.default_rng((self.epoch, row)))
         pixels = self.processor(images=image, return_tensors="pt")["pixel_values"][0]
-        return {"pixel_values": pixels, "labels": int(self.labels[row])}
+        return {"pixel_values": pixels} | ({"labels": int(self.labels[row])} if self.labelled else {})
 
     def set_epoch(self, epoch: int) -> None:
         """Augment differently from now on."""
@@ -173,7 +174,7 @@ def read_folder(
         # A folder without a folder for validation may hold the folders of the classes itself.
         folder = data if root is None else _validation_of(root)
         assert folder is not None
-        return {"validation": _read_classes(folder, classes, "the model does not know")}, classes
+        return {"validation": read_classes(folder, classes, "the model does not know")}, classes
     root = next((data / place for place in places if (data / place / "train").is_dir()), None)
     if root is None:
         return None
@@ -182,7 +183,7 @@ def read_folder(
         raise UserError(f"{root} has no validation folder (validation, val or test); it holds: {listing(root)}")
     classes = tuple(path.name for path in _folders(root / "train"))
     folders = {"train": root / "train", "validation": validation}
-    return {name: _read_classes(place, classes, "training does not have") for name, place in folders.items()}, classes
+    return {name: read_classes(place, classes, "training does not have") for name, place in folders.items()}, classes
 
 
 def _validation_of(root: Path) -> Path | None:
@@ -193,11 +194,25 @@ def _folders(place: Path) -> list[Path]:
     return sorted(path for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def _read_classes(folder: Path, classes: tuple[str, ...], unknown: str) -> ImageDataset:
+def read_unlabelled(data: Path) -> ImageDataset:
+    """One image, or all images below a folder."""
+    existing_data(data)
+    found = [data] if data.is_file() else _images_below(data)
+    if not found:
+        raise UserError(f"{data} has no images; it holds: {listing(data)}")
+    return ImageDataset(FileStore(found), np.zeros(len(found), np.int64), np.arange(len(found)), labelled=False)
+
+
+def _images_below(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+
+
+def read_classes(folder: Path, classes: tuple[str, ...], unknown: str = "training does not have") -> ImageDataset:
     """The images below a folder with one folder for each class."""
+    existing_folder(folder)
     paths, labels = [], []
     for place in _folders(folder):
-        files = sorted(p for p in place.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+        files = _images_below(place)
         if place.name not in classes:
             shown = ", ".join(classes[:8]) + (f" and {len(classes) - 8} more" if len(classes) > 8 else "")
             raise UserError(f"{place} is a class that {unknown}: {shown}")

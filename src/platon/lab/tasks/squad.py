@@ -57,6 +57,9 @@ def prepare(task: Task, request: Request) -> Prepared:
         collate=DataCollatorWithPadding(tokenizer),
         score=decoder.score,
         chance={"validation": dict.fromkeys(task.metrics, 0.0)},
+        about=[
+            (name, f"{len(split.rows):,} questions, {len(features[name]):,} features") for name, split in used.items()
+        ],
         metrics=task.metrics,
         fingerprint=fingerprint,
         processor=tokenizer,

@@ -182,6 +182,8 @@ class Task:
     model: what is trained when the user names none; None is a small model built from a configuration.
     defaults: settings whose default differs for this task.
     labelled: whether the data has labels; without, the model learns from a teacher alone.
+    own_test: whether the user can give a test file.
+    predicts: whether `prepare` takes a `PredictionRequest`.
     """
 
     name: str
@@ -193,6 +195,8 @@ class Task:
     model: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     labelled: bool = True
+    own_test: bool = False
+    predicts: bool = False
 
     def check_paths(self, request: Request) -> None:
         """Refuse data, columns and models that are not there, without importing torch."""
@@ -205,6 +209,10 @@ class Task:
 
     def prepare(self, request: Request) -> Prepared:
         """Read and check the data, tokenise or decode it, and say how to build and score the model."""
+        if request.test is not None and not self.own_test:
+            raise UserError(f"--test is for your own data; the task {self.name} has its own splits")
+        if not request.labelled and not self.predicts:
+            raise UserError(f"predict cannot read new rows for the task {self.name}")
         if not isinstance(self.preparation, str):
             return self.preparation(self, request)
         module, _, name = self.preparation.partition(":")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,12 @@ from transformers import (
 
 from platon.lab.errors import UserError
 from platon.lab.tasks.dataset import HubDataset, Split, first_line
-from platon.lab.tasks.image import ColumnStore, ImageDataset, digest, read_folder
-from platon.lab.tasks.metrics import chance, score
-from platon.lab.tasks.model import Pretrained, name_labels
+from platon.lab.tasks.image import ColumnStore, ImageDataset, digest, read_classes, read_folder, read_unlabelled
+from platon.lab.tasks.model import Pretrained
 from platon.lab.tasks.path import listing
-from platon.lab.tasks.task import Prepared, Request, Task
+from platon.lab.tasks.sequence import TEST, rows_of
+from platon.lab.tasks.target import Classes
+from platon.lab.tasks.task import NEW, Prepared, Request, Task
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ LAYOUTS = {
 def prepare(task: Task, request: Request) -> Prepared:
     """Images from the hub, from its parquet files, or from one folder for each class."""
     splits, names = _read(task, request)
-    labels = name_labels(names)
+    target = Classes(names, task.metrics)
+    labels = target.config()
     model: RandomViT | Resizable
     if request.model is None and task.model is None:
         model = RandomViT(small_vit(request.image_size or 32, **labels))
@@ -69,25 +70,33 @@ def prepare(task: Task, request: Request) -> Prepared:
     processor = model.processor()
     splits = {
         name: replace(
-            images.take(request.train_rows if name == "train" else request.eval_rows),
+            images.take(rows_of(request, name)),
             processor=processor,
             augment=request.augment and name == "train",
         )
         for name, images in splits.items()
     }
     fingerprint = digest(splits)
-    train = splits.pop("train", None)
+    about = [
+        (name, f"{len(images):,} images: {target.described(images.used_labels())}") for name, images in splits.items()
+    ]
+    train, new = splits.pop("train", None), splits.get(NEW)
+    test = {name: splits.pop(name) for name in tuple(splits) if name == TEST and request.test is not None}
     return Prepared(
         build=model.build,
         train=() if train is None else train,
         evaluation=dict(splits),
+        test=dict(test),
         collate=default_data_collator,
-        score=partial(score, metrics=task.metrics),
-        chance={name: chance(images.used_labels(), task.metrics) for name, images in splits.items()},
+        score=target.score,
+        chance={name: target.chance(images.used_labels()) for name, images in (splits | test).items()},
         metrics=task.metrics,
         fingerprint=fingerprint,
         processor=processor,
         notes=model.notes,
+        about=[*([] if request.data is None else [("data", str(request.data))]), *about],
+        answers=target.answers,
+        source=None if new is None else [{"file": new.store.where(int(row))} for row in new.picks],
     )
 
 
@@ -174,6 +183,11 @@ def resize_positions(model: PreTrainedModel, size: int) -> None:
 def _read(task: Task, request: Request) -> tuple[dict[str, ImageDataset], tuple[str, ...]]:
     """The splits, and the names of the classes in order."""
     layout, data = LAYOUTS.get(task.name), request.data
+    if not request.labelled:
+        assert data is not None
+        names = Pretrained(task, request).labels()
+        assert names is not None
+        return {NEW: read_unlabelled(data)}, names
     if layout is None and data is None:
         raise UserError(
             "the task images needs your data: give a folder with train/CLASS/ and validation/CLASS/ with --data"
@@ -184,6 +198,8 @@ def _read(task: Task, request: Request) -> tuple[dict[str, ImageDataset], tuple[
         found = read_folder(data, (".",), classes)
         if found is None:
             raise UserError(f"{data} has no folder train with a folder for each class; it holds: {listing(data)}")
+        if request.test is not None:
+            found[0][TEST] = read_classes(Path(request.test), found[1])
         return found
     if data is not None and layout.folders:
         found = read_folder(data, layout.folders)
