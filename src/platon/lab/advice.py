@@ -7,6 +7,7 @@ from typing import Any
 
 from platon.engine.methods import METHODS
 from platon.engine.schedule import Cubic
+from platon.lab.percent import percent
 from platon.lab.settings import Settings
 from platon.lab.step_count import StepCounts
 
@@ -39,12 +40,12 @@ def before_training(settings: Settings, steps: StepCounts, validation_rows: int)
 
 def _about_descent(schedule: Cubic, settings: Settings) -> list[str]:
     length, found = schedule.end - schedule.start, []
-    falls = f"the share falls from {schedule.initial:.0%} to {schedule.final:.0%}"
+    falls = f"the share falls from {percent(schedule.initial, 0)} to {percent(schedule.final, 0)}"
     masks = [step for step in range(max(schedule.start, 1), schedule.end) if schedule(step) is not None]
     shares = [schedule.share(step) for step in (*masks, schedule.end)]
     shares = [share for share in shares if share < schedule.initial]
     if len(shares) < min(FEWEST_MASKS, max(length, 1)):
-        jumps = ", ".join(f"{share:.0%}" for share in shares)
+        jumps = ", ".join(percent(share, 0) for share in shares)
         found.append(
             f"{falls} in {len(shares)} {'jump' if len(shares) == 1 else 'jumps'} (to {jumps}): masks come every "
             f"{settings.every} steps; give --every 1, or train for longer"

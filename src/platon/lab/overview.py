@@ -7,6 +7,7 @@ from typing import Any
 from platon.engine.methods import METHODS
 from platon.engine.units import weights
 from platon.lab.advice import before_training, schedule_of
+from platon.lab.percent import percent
 from platon.lab.printer import Printer
 from platon.lab.settings import Settings
 from platon.lab.step_count import StepCounts
@@ -32,7 +33,7 @@ def introduce(printer: Printer, training: Training, name: str, data: bool) -> No
     prunable = sum(matrix.numel() for matrix in matrices)
     left = sum(int(matrix.count_nonzero()) for matrix in matrices) / prunable
     everything = sum(parameter.numel() for parameter in model.parameters())
-    before = "" if left >= PRUNED else f"; pruned before, {left:.1%} of these are not zero"
+    before = "" if left >= PRUNED else f"; pruned before, {percent(left)} of these are not zero"
     printer.row("model", f"{name}: {everything:,} parameters, {prunable:,} of them prunable{before}")
     printer.row("training", _training(settings, steps, len(prepared.train)))
     printer.row("pruning", _pruning(settings, steps))
@@ -46,7 +47,7 @@ def introduce(printer: Printer, training: Training, name: str, data: bool) -> No
 def _about_zeros(settings: Settings, left: float) -> list[str]:
     method = METHODS[settings.method]
     if left < PRUNED and not method.holds_zeros:
-        return [f"the {1 - left:.1%} that are zero will grow again in this training; --hold keeps them at zero"]
+        return [f"the {percent(1 - left)} that are zero will grow again in this training; --hold keeps them at zero"]
     if left >= PRUNED and method.holds_zeros:
         return ["there are no zeros to hold: the model is not pruned"]
     return []

@@ -9,6 +9,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from platon.lab.checkpoint_callback import CheckpointCallback
 from platon.lab.duration import in_words
+from platon.lab.percent import percent
 from platon.lab.printer import Bar, Printer
 
 TIMED = 5  # steps after which the time of the whole is estimated; the first is slower, and left out
@@ -32,22 +33,24 @@ class ProgressCallback(TrainerCallback):
         self.printer, self.title = printer, title
         self._bar: Bar | None = None
         self._metric = self._kept = ""
-        self._first = self._began = 0.0  # step after which time is measured, and when that was
+        self._start = self._first = 0  # step at which this process started, and after which time is measured
+        self._began = 0.0  # when that was
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self._first, self._began = state.global_step, time.monotonic()
+        self._start = self._first = state.global_step
+        self._began = time.monotonic()
         if self.printer.bar is not None:
             self._bar = self.printer.bar(self.title, self.total)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         step = state.global_step
-        if step == self._first + 1 and self.total > TIMED:
+        if step == self._start + 1 and self.total > TIMED:
             self._first, self._began = step, time.monotonic()
         if self._bar is not None:
             self._bar.update(step, self._shown())
-        elif step == self._first + TIMED and self.total > 2 * TIMED:
+        elif step == self._start + TIMED and self.total - step > TIMED:
             self.printer.row("time", f"about {in_words(self._left(step))}: {self._step_time(step)} a step")
 
     def on_log(
@@ -60,7 +63,7 @@ class ProgressCallback(TrainerCallback):
     ) -> None:
         # The pruner's numbers are there already: its callback comes before this one.
         if logs is not None and "kept" in logs:
-            self._kept = f"{logs['kept']:.1%} kept"
+            self._kept = f"{percent(logs['kept'])} kept"
 
     def on_evaluate(
         self,
@@ -74,9 +77,9 @@ class ProgressCallback(TrainerCallback):
             return
         step, pruner = state.global_step, self.checkpoints.pruner
         split, _, name = self.headline.removeprefix("eval_").partition("_")
-        self._metric = f"{name.replace('_', ' ')} {100 * metrics[self.headline]:.2f} %"
+        self._metric = f"{name.replace('_', ' ')} {percent(metrics[self.headline], 2)}"
         if pruner is not None:
-            self._kept = f"{pruner.kept():.1%} kept"
+            self._kept = f"{percent(pruner.kept())} kept"
         if self._bar is not None:
             self._bar.update(step, self._shown())
             return

@@ -11,6 +11,7 @@ from datasets import Dataset
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
 
 from platon.lab.errors import UserError
+from platon.lab.percent import percent
 from platon.lab.tasks import dataset
 from platon.lab.tasks.dataset import Split
 from platon.lab.tasks.model import Pretrained, quiet
@@ -148,14 +149,13 @@ class TextEncoder:
     def described(self, rows: int) -> str:
         """The lengths in words."""
         if not self.cut:
-            return f"longest {self.longest:,} tokens; none is cut (at {self.length:,})"
-        share = f"{self.cut:,} of {rows:,} ({self.cut / rows:.1%})"
+            return f"longest {self.longest:,} tokens; none is cut ({self.length:,} fit)"
+        share = f"{self.cut:,} of {rows:,} ({percent(self.cut / rows)})"
         return f"longest {self.longest:,} tokens; {share} are cut at {self.length:,}"
 
     def warnings(self, rows: int) -> list[str]:
         """A sentence where many rows lose their end."""
         if 10 * self.cut <= rows:
             return []
-        return [
-            f"{self.cut / rows:.0%} of the texts lose their end; a larger --max-length keeps more, if the model allows"
-        ]
+        lose = f"{percent(self.cut / rows, 0)} of the texts lose their end"
+        return [f"{lose}; a larger --max-length keeps more, if the model allows"]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from platon.lab import convergence
 from platon.lab.errors import UserError
+from platon.lab.percent import percent
 from platon.lab.tasks import metrics as measures
 from platon.lab.tasks.answer import Answer, ClassAnswer, LabelsAnswer, NumberAnswer
 from platon.lab.tasks.dataset import Split
@@ -148,7 +149,7 @@ class Several(Target):
         true = np.asarray(labels) > 0
         none = int((~true.any(1)).sum())
         counts = {name: int(count) for name, count in zip(self.names, true.sum(0), strict=True)}
-        return shares(counts, len(true)) + (f"; none {none / len(true):.1%}" if none else "")
+        return shares(counts, len(true)) + (f"; none {percent(none / len(true))}" if none else "")
 
     def is_constant(self, predictions: Any) -> bool:
         said = logits_of(predictions) > 0
@@ -204,5 +205,5 @@ def softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
 def shares(counts: dict[str, int], rows: int) -> str:
     """The most frequent names with their shares of the rows."""
     ordered = sorted(counts.items(), key=lambda one: -one[1])
-    shown = ", ".join(f"{name} {count / rows:.1%}" for name, count in ordered[:SHOWN])
+    shown = ", ".join(f"{name} {percent(count / rows)}" for name, count in ordered[:SHOWN])
     return shown + (f" and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else "")

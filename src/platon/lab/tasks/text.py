@@ -57,7 +57,10 @@ def _prepare_new(task: Task, request: Request, target: Target) -> Prepared:
     """New rows without labels."""
     assert request.data is not None
     split = read_new(request.data).require(())
-    texts = choose_texts(split, request, ())
+    if split.rows.num_columns == 1:  # a text in each line
+        texts: tuple[str, ...] = (split.rows.column_names[0],)
+    else:
+        texts = choose_texts(split, request, tuple(c for c in split.rows.column_names if c.lower() in LABELS))
     for column in texts:
         split.require((column,))
         require_words(split, column)
