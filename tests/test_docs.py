@@ -5,6 +5,7 @@ file NAME. What a page takes for granted (the reader's data and model) is put in
 uses.
 """
 
+import json
 import os
 import re
 import shlex
@@ -107,13 +108,25 @@ def make_rte(folder: Path) -> None:
         pyarrow.parquet.write_table(pa.table(rows), folder / f"{split}.parquet")
 
 
+def starred(count: int = 64) -> pa.Table:
+    """Texts with a number of stars, as a spreadsheet writes it."""
+    table = reviews(count)
+    stars = [5.0 if word == "positive" else 1.0 for word in table.column("sentiment").to_pylist()]
+    return pa.table({"review": table.column("review"), "stars": stars})
+
+
 def own_model(place: Path) -> None:
-    """The texts in three formats, images, and a model for each."""
-    pyarrow.csv.write_csv(reviews(), place / "reviews.csv")
-    pyarrow.csv.write_csv(reviews(10), place / "new-reviews.csv")
-    (place / "tickets").mkdir()
-    pyarrow.parquet.write_table(reviews(), place / "tickets" / "train.parquet")
-    reviews(16).to_pandas().to_json(place / "tickets" / "validation.jsonl", orient="records", lines=True)
+    """Texts with classes, with several labels, and with a tag for each word; images; and a model for each."""
+    pyarrow.csv.write_csv(starred(), place / "reviews.csv")
+    pyarrow.csv.write_csv(starred(10), place / "exam.csv")
+    pyarrow.csv.write_csv(starred(10).select(["review"]), place / "new-reviews.csv")
+    topics = [[topic for topic, every in (("sport", 2), ("work", 3)) if number % every == 0] for number in range(32)]
+    posts = [{"text": f"post {number}", "topics": found} for number, found in enumerate(topics)]
+    (place / "posts.jsonl").write_text("".join(json.dumps(post) + "\n" for post in posts))
+    names = ("Anna B-PER", "Oslo B-LOC")
+    sentences = [f"Here O\nis O\n{names[number % 2]}\n" for number in range(32)]
+    (place / "entities.conll").write_text("\n".join(sentences))
+    (place / "notes.txt").write_text("Anna lives in Oslo\n")
     make_photos(place / "photos")
     make_bert(place / "my-model")
     make_vit(place / "my-vit")

@@ -177,3 +177,34 @@ def test_bad_input(net: nn.Module) -> None:
     wrong: Any = list(net.parameters())
     with pytest.raises(TypeError, match=r"optimizer must be a torch.optim.Optimizer, got list"):
         platon.hold(net, wrong)
+
+
+def test_masks_are_held_that_are_given(make_net: Make) -> None:
+    """A resumed training holds the zeros of its start, not those that training has made since."""
+    net = make_net()
+    kept = zero_some(net)
+    optimizer = optim.SGD(net.parameters(), lr=0.1)
+    first = platon.hold(net, optimizer)
+    masks = first.masks()
+    first.detach()
+    name, mask = next(iter(kept.items()))
+    with torch.no_grad():
+        net.get_parameter(name)[mask] = 0.0  # as training may do
+    platon.hold(net, optimizer, masks=masks)
+    train(net, optimizer, 3)
+    assert not any(zeros.any() for zeros in zeros_of(net, kept).values())
+    assert net.get_parameter(name).detach()[mask].any(), "a zero that was not given may grow"
+
+
+def test_masks_that_do_not_fit_are_refused(make_net: Make) -> None:
+    net = make_net()
+    optimizer = optim.SGD(net.parameters(), lr=0.1)
+    masks = {name: torch.ones_like(matrix, dtype=torch.bool) for name, matrix in platon.weights(net).matrices.items()}
+    name = next(iter(masks))
+    for wrong, sentence in (
+        ({k: v for k, v in masks.items() if k != name}, f"there is no mask for '{name}'"),
+        (masks | {name: masks[name].float()}, "must be a bool tensor of shape"),
+        (masks | {name: masks[name][:1]}, "must be a bool tensor of shape"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            platon.hold(net, optimizer, masks=wrong)

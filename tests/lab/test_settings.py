@@ -297,3 +297,11 @@ def test_defaults_are_the_engines() -> None:
     for name in ("warmup", "cooldown", "every"):
         assert FIELDS[name].default == cubic[name]
     assert (cubic["every"], cubic["warmup"], cubic["cooldown"]) == (10, 0.1, 0.3)
+
+
+def test_settings_from_before_a_setting() -> None:
+    """A run from before rows were held out by class is evaluated on the rows that it held out then."""
+    plain = resolve(flags={"task": "text"}).plain()
+    assert plain["stratify"]["value"] is True
+    del plain["stratify"]
+    assert ResolvedSettings.from_plain(plain).settings.stratify is False
