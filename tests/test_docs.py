@@ -168,6 +168,7 @@ IN_PLACE: dict[str, Callable[[Path], None]] = {
     "prune-your-own-model": own_model,
     "prune-in-your-own-trainer": own_trainer,
     "prune-in-a-plain-loop": lambda place: None,
+    "prune-in-lightning": lambda place: None,
     "distil": own_trainer,
     "embeddings": own_encoder,
     "architectures": own_trainer,
