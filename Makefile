@@ -42,6 +42,7 @@ check: $(READY)
 	$(BIN)/python benchmarks/attacks.py
 	$(BIN)/python benchmarks/proof.py
 	$(BIN)/python benchmarks/architectures.py
+	$(BIN)/python benchmarks/mistakes.py
 
 # torch comes first and by itself, so that no other package decides which build is taken.
 $(READY): constraints.txt pyproject.toml setup.py $(wildcard src/platon/deploy/*.[ch])

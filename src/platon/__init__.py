@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from platon.deploy.compact import compact
+    from platon.deploy.loading import load
     from platon.deploy.sparse import sparsify
-    from platon.deploy.storage import load, save
+    from platon.deploy.storage import save
+    from platon.deployment import export, measure
     from platon.engine.distillation import Distillation
     from platon.engine.hold import Hold, hold
     from platon.engine.learned import Gated, HardConcrete, Learned, Movement, SoftMovement
@@ -24,8 +26,10 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "platon.deploy.compact": ("compact",),
-    "platon.deploy.storage": ("load", "save"),
+    "platon.deploy.loading": ("load",),
     "platon.deploy.sparse": ("sparsify",),
+    "platon.deploy.storage": ("save",),
+    "platon.deployment": ("export", "measure"),
     "platon.engine.distillation": ("Distillation",),
     "platon.engine.hold": ("Hold", "hold"),
     "platon.engine.learned": ("Gated", "HardConcrete", "Learned", "Movement", "SoftMovement"),
@@ -62,9 +66,11 @@ __all__ = [
     "blocks",
     "columns",
     "compact",
+    "export",
     "heads",
     "hold",
     "load",
+    "measure",
     "neurons",
     "save",
     "sparsify",

@@ -135,7 +135,7 @@ def test_a_damaged_model(form: str, run: Path) -> None:
 
 @pytest.mark.parametrize("form", ["sparse", "compact", "onnx"])
 def test_a_folder_without_a_run(form: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"holds no finished run: there is no record\.json in it"):
+    with pytest.raises(UserError, match=r"is neither a finished run nor a model: there is no record\.json and no conf"):
         platon_command("export", tmp_path, "--format", form)
     assert not list(tmp_path.iterdir())
 
@@ -222,6 +222,7 @@ def test_the_dense_twin_is_taken(run: Path, monkeypatch: pytest.MonkeyPatch) -> 
         platon_command("speed", run)
     for name in ("dense/model", "sparse", "compact"):
         (run / name).mkdir(parents=True)
+        (run / name / "config.json").write_text("{}")
         with pytest.raises(UserError, match="enough"):
             platon_command("speed", run)
     assert seen == [

@@ -383,7 +383,7 @@ def test_inputs_that_are_not_there(small: nn.Module, tmp_path: Path) -> None:
 
 
 def test_folders_without_a_model(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"holds no saved model: there is no manifest\.json in it"):
+    with pytest.raises(ValueError, match=r"holds no saved model: there is neither manifest\.json nor config\.json"):
         platon.load(tmp_path)
     (tmp_path / MANIFEST).write_text('{"format": 1')
     with pytest.raises(ValueError, match="is damaged"):

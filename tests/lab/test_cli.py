@@ -366,7 +366,7 @@ WRONG: dict[str, tuple[str, list[str]]] = {
     "resume": ("prune --output RUN --resume --config keep.toml", ["'RUN' holds another run: its "]),
     "other files": ("prune --output .", ["'.' is not empty and holds no run; choose another --output"]),
     "nothing to resume": ("prune --output none --resume", ["'none' holds no run; start one without --resume"]),
-    "eval": ("eval nowhere", ["'nowhere' holds no finished run: there is no record.json in it"]),
+    "eval": ("eval nowhere", ["'nowhere' is no local folder, and the hub cannot be reached; give the path"]),
     "inspect": ("inspect .", ["'.' holds no finished run: there is no record.json in it"]),
     "damaged": ("inspect broken", ["record.json' is damaged: "]),
     "list": ("list recipes paper/bert-base/rte-11", ["no recipe 'paper/bert-base/rte-11'; nearest: "]),

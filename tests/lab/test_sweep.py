@@ -175,6 +175,7 @@ def test_no_over_a_recipes_yes_reaches_the_child_process(tmp_path: Path, monkeyp
         raise Given
 
     monkeypatch.setattr("platon.lab.run.prune", take)
+    monkeypatch.setattr("platon.cli.training.check_name", lambda name: None)  # there is no hub here
     trials = sweep.read(write(tmp_path, text), tmp_path / "runs")
     for trial in trials:
         with pytest.raises(Given):
@@ -316,13 +317,46 @@ def test_the_display_counts(straight: Path, tmp_path: Path) -> None:
     display.update(Event(trials[1], "failed", "no space left"))
     shutil.copytree(straight / trials[0].name, trials[0].folder)
     display.update(Event(trials[0], "finished"))
-    assert display.left == 50
+    factor = read_record(trials[0].folder)["seconds"] / 100  # the first run corrects what was expected of the others
+    assert display.left == pytest.approx(50 * factor)
+    display.taken[trials[0]] = 150.0
+    assert display.left == pytest.approx(75)
     console = quiet()
     console.print(display)
     text = console.export_text()
-    assert "1 of 3 done, 0 running, 1 failed, about 50 s left" in text
+    assert "1 of 3 done, 0 running, 1 failed, about 1 min 15 s left" in text
     assert "no space left" in text
 
 
 def test_times_in_words() -> None:
     assert [in_words(s) for s in (3.4, 75, 3700)] == ["3 s", "1 min 15 s", "1 h 1 min"]
+
+
+# --- what the command says at its end ---------------------------------------------------------------------------------
+
+
+def test_an_interrupted_sweep_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*args: Any) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("platon.lab.sweep.run.run", interrupted)
+    with pytest.raises(SystemExit) as left:
+        cli.app(["sweep", "mine.toml", "--output", str(tmp_path)])
+    assert left.value.code == 130
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"have a checkpoint. Go on with: platon sweep mine.toml --output {tmp_path}" in said
+
+
+@pytest.mark.parametrize(("failed", "code"), [(0, 0), (2, 1)])
+def test_a_finished_sweep_says_what_comes_next(
+    failed: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("platon.lab.sweep.run.run", lambda *args: failed)
+    with pytest.raises(SystemExit) as left:
+        cli.app(["sweep", "mine.toml", "--output", str(tmp_path)])
+    assert left.value.code == code
+    found = capsys.readouterr()
+    assert ("platon report " in found.out) is (not failed)
+    assert ("Run them again with: platon sweep mine.toml" in " ".join(found.err.split())) is bool(failed)

@@ -12,7 +12,8 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from platon.cli import listing, model, prediction, training, view
+from platon.cli import hub, listing, model, prediction, training, view
+from platon.cli.help import Command, Group
 from platon.cli.terminal import console, errors
 from platon.lab.errors import UserError
 
@@ -20,6 +21,7 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="platon",
+    cls=Group,
     help="Prune transformers while they are fine-tuned.",
     no_args_is_help=True,
     add_completion=False,
@@ -27,15 +29,16 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(training.prune)
-app.command()(training.sweep)
-app.command()(prediction.predict)
-app.command("eval")(model.evaluate)
-app.command()(model.export)
-app.command()(model.speed)
-app.command()(view.inspect)
-app.command()(view.report)
-app.command("list")(listing.show_names)
+app.command(cls=Command)(training.prune)
+app.command(cls=Command)(training.sweep)
+app.command(cls=Command)(prediction.predict)
+app.command("eval", cls=Command)(model.evaluate)
+app.command(cls=Command)(model.export)
+app.command(cls=Command)(model.speed)
+app.command(cls=Command)(view.inspect)
+app.command(cls=Command)(view.report)
+app.command(cls=Command)(hub.push)
+app.command("list", cls=Command)(listing.show_names)
 
 
 @app.callback(invoke_without_command=True)

@@ -25,7 +25,10 @@ def show_names(
     what: Annotated[Listing, typer.Argument(help="what to list")],
     name: Annotated[str | None, typer.Argument(help="recipes: show this one in full")] = None,
 ) -> None:
-    """List tasks, methods, recipes or sweeps."""
+    """List tasks, methods, recipes or sweeps.
+
+    Example: [bold]platon list recipes[/bold]
+    """
     if what is Listing.recipes and name is not None:
         console.print(_recipe(name))
     else:

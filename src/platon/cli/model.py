@@ -1,4 +1,4 @@
-"""The commands on a finished run's model: `eval`, `export` and `speed`."""
+"""The commands on any model, a run's or another: `eval`, `export` and `speed`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
+from platon.cli.option import Column, Data, Named, TaskName
 from platon.cli.terminal import console, show_progress
 from platon.lab.errors import UserError
+from platon.lab.source import Source, find_source
 
 #: `compile` is left out: it compiles every model for every shape, which takes minutes
 ENGINES = ["eager", "onnx", "sparse"]
@@ -23,8 +25,9 @@ class Format(StrEnum):
     """What `platon export` can write."""
 
     sparse = "sparse"
-    onnx = "onnx"
     compact = "compact"
+    fast = "fast"
+    onnx = "onnx"
 
 
 @contextmanager
@@ -36,160 +39,201 @@ def _as_user_error() -> Iterator[None]:
         raise UserError(str(error)) from error
 
 
+def _checked(model: str, task: str | None, data: Path | None, **columns: Any) -> Source:
+    """The model that a command names, once its task, data and columns are known to be there; torch is not imported."""
+    from platon.lab.tasks import Request, find
+
+    source = find_source(model)
+    record = source.record
+    name = task or (None if record is None else record["task"])
+    if name is not None:
+        find(name).check_paths(Request(data=data, **columns))
+    elif data is not None:
+        raise UserError(f"{model!r} is no run, so it does not say its task; give --task (`platon list tasks`)")
+    return source
+
+
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="run folder")],
-    data: Annotated[
-        Path | None, typer.Option(help="evaluate on this data instead; of a single file, every row")
-    ] = None,
+    model: Named,
+    task: TaskName = None,
+    data: Data = None,
+    text_column: Column = None,
+    second_column: Column = None,
+    label_column: Column = None,
 ) -> None:
-    """Evaluate a run's model again, and compare with its record."""
-    from platon.lab.record import read_record
+    """Evaluate a model on its task; a run's beside what it recorded.
 
-    read_record(run)  # before torch is imported, for a quick answer to a wrong path
-    from platon.lab.finished import reopen
+    Example: [bold]platon eval my-model --task text --data new-reviews.csv[/bold]
+    """
+    columns: dict[str, Any] = {
+        "text_column": text_column,
+        "second_column": second_column,
+        "label_column": label_column,
+    }
+    source = _checked(model, task, data, **columns)
+    if source.run is None and task is None:
+        raise UserError(f"{model!r} is no run, so it does not say its task; give --task (`platon list tasks`)")
+    from platon.lab.finished import open_source
 
-    record, prepared, measure = reopen(run, data)
-    table = Table(title=f"{record['task']}, {record['method']}", title_justify="left")
-    for name in ("split", "rows", "metric", "now", "recorded"):
+    record, prepared, measure = open_source(source, task, data, **columns)
+    title = f"{task}, {model}" if record is None else f"{record['task']}, {record['method']}"
+    table = Table(title=escape(title), title_justify="left")
+    for name in ("split", "rows", "metric", "now", *(() if record is None else ("recorded",))):
         table.add_column(name, justify="left" if name in ("split", "metric") else "right")
     for split, metrics in measure(prepared.build()).items():
         rows = f"{prepared.counts[split]:,}"
         for metric, value in metrics.items():
-            before = record["results"].get(split, {}).get(metric)
-            recorded = "--" if before is None else f"{100 * before:.2f} %"
-            table.add_row(split, rows, metric, f"{100 * value:.2f} %", recorded)
+            before = [] if record is None else [_percent(record["results"].get(split, {}).get(metric))]
+            table.add_row(split, rows, metric, _percent(value), *before)
     console.print(table)
 
 
+def _percent(value: float | None) -> str:
+    return "--" if value is None else f"{100 * value:.2f} %"
+
+
 def export(
-    run: Annotated[Path, typer.Argument(help="run folder")],
+    model: Named,
     form: Annotated[Format, typer.Option("--format", help="what to write")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="where to write it [dim]\\[RUN/FORMAT][/dim]")
+        Path | None,
+        typer.Option("--output", "-o", help="where to write it [dim]\\[RUN/FORMAT, or MODEL-FORMAT][/dim]"),
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="read the data for the check from here instead")] = None,
+    task: TaskName = None,
+    data: Data = None,
 ) -> None:
-    """Write a run's model in a form that is smaller or runs elsewhere, with its tokenizer or image processor.
+    """Write a model in a form that is smaller, faster, or runs elsewhere, with its tokenizer or image processor.
 
-    [bold]sparse[/bold]   bits and values instead of zeros; `platon.load` reads it back bit for bit
-    [bold]compact[/bold]  what structured pruning left, as smaller matrices; `platon.load` reads it
-    [bold]onnx[/bold]     for ONNX Runtime, with any batch size and length; the compact model where there is one
+    [bold]sparse[/bold]   bits and values instead of zeros: the same model, bit for bit
+    [bold]compact[/bold]  smaller matrices: what structured pruning left
+    [bold]fast[/bold]     layers that skip zeros on a CPU
+    [bold]onnx[/bold]     for ONNX Runtime and Optimum, any batch size and length
+
+    `platon.load` opens all but the last. It is checked on the data of the run or of --task, otherwise on a few
+    sentences or random pixels. Of a run, fast and onnx start from its compact model, where it has one.
 
     Example: [bold]platon export runs/sst2-platon-10-seed0 --format onnx[/bold]
     """
-    from platon.lab.folder import RunFolder
-    from platon.lab.record import read_record
-
-    if output is None:
-        RunFolder(run).refuse_links()
-    read_record(run)  # before torch is imported, for a quick answer to a wrong path
+    source = _checked(model, task, data)
+    if source.run is not None and output is None:
+        source.run.refuse_links()
+    target = output or source.beside(form.value)
+    from platon import deployment
     from platon.deploy.storage import size_on_disk
 
     with _as_user_error():
-        target = _WRITERS[form](run, output or run / form.value, data)
-    before, size = size_on_disk(run / "model"), sum(path.stat().st_size for path in _weights(target))
-    console.print(f"{size / 1e6:.2f} MB, {size / before:.1%} of {before / 1e6:.2f} MB: {escape(str(target))}")
+        batch = _batch(source, task, data) if form in (Format.compact, Format.onnx) else None
+        if target.suffix == ".onnx":
+            written = _write_onnx_file(source, target, batch)
+        else:
+            deployment.export(model, target, form.value, batch=batch, tell=console.print)
+            written = target / deployment.ONNX_FILE if form is Format.onnx else target
+    before, size = size_on_disk(source.folder), sum(path.stat().st_size for path in _weights(written))
+    share = f", {size / before:.1%} of {before / 1e6:.2f} MB" if before else ""
+    console.print(f"{size / 1e6:.2f} MB{share}: {escape(str(written))}")
 
 
-def _first(run: Path, *names: str) -> Path:
-    """The first of these folders that the run has; the last one otherwise."""
-    return next((run / name for name in names if (run / name).exists()), run / names[-1])
+def _batch(source: Source, task: str | None, data: Path | None) -> dict[str, Any] | None:
+    """Rows of the task, if there is one."""
+    if source.run is None and task is None:
+        return None
+    from platon.lab.finished import open_source
+
+    return open_source(source, task, data, eval_rows=8).prepared.batch()
+
+
+def _write_onnx_file(source: Source, file: Path, batch: dict[str, Any] | None) -> Path:
+    """A file of the user's choice, perhaps among other files: nothing is put beside it."""
+    from platon.deploy import onnx
+    from platon.deploy.example import example_batch
+    from platon.deploy.loading import load
+    from platon.lab.tasks.model import saved_processor
+
+    onnx.require()
+    folder = source.form("compact")
+    opened = load(folder)
+    found = onnx.export(opened, file, [batch or example_batch(opened, saved_processor(folder))])
+    console.print(f"checked in ONNX Runtime; largest difference of the outputs {found.difference:.1e}")
+    console.print(f"tokenizer or image processor: {escape(str(source.folder))}")
+    return file
 
 
 def _weights(target: Path) -> Iterator[Path]:
     return target.glob("*.safetensors") if target.is_dir() else target.parent.glob(f"{target.name}*")
 
 
-def _write_sparse(run: Path, target: Path, data: Path | None) -> Path:
-    from platon.deploy.speed import opened
-    from platon.deploy.storage import save
-    from platon.lab.tasks.model import saved_processor
-
-    return save(opened(run / "model"), target, sparse=True, processor=saved_processor(run / "model"))
-
-
-def _write_compact(run: Path, target: Path, data: Path | None) -> Path:
-    from platon.deploy.shrink import shrink
-    from platon.deploy.speed import opened
-    from platon.lab.finished import reopen
-
-    prepared = reopen(run, data, eval_rows=8).prepared
-    found = shrink(opened(run / "model"), prepared.batch(), target, prepared.processor)
-    console.print(f"{found['parameters']:,} parameters; largest difference of the outputs {found['difference']:.1e}")
-    return target
-
-
-def _write_onnx(run: Path, target: Path, data: Path | None) -> Path:
-    from platon.deploy import onnx
-    from platon.deploy.speed import opened
-    from platon.lab.finished import reopen
-
-    onnx.require()
-    prepared = reopen(run, data, eval_rows=8).prepared
-    file = target if target.suffix == ".onnx" else target / "model.onnx"
-    found = onnx.export(opened(_first(run, "compact", "model")), file, [prepared.batch()])
-    console.print(f"checked in ONNX Runtime; largest difference of the outputs {found.difference:.1e}")
-    if file == target:  # a file of the user's choice, perhaps among other files
-        console.print(f"tokenizer or image processor: {escape(str(run / 'model'))}")
-    elif prepared.processor is not None:
-        prepared.processor.save_pretrained(target)
-    return file
-
-
-_WRITERS = {Format.sparse: _write_sparse, Format.compact: _write_compact, Format.onnx: _write_onnx}
-
-
 def speed(
-    run: Annotated[Path, typer.Argument(help="run folder")],
+    model: Named,
     engine: Annotated[
-        list[str], typer.Option(help="eager, compile, onnx or sparse; may be given several times")
+        list[str], typer.Option(metavar="NAME", help="eager, compile, onnx or sparse; may be given several times")
     ] = ENGINES,
-    batch: Annotated[list[int], typer.Option(help="rows in a batch; may be given several times")] = [1, 8],  # noqa: B006
-    length: Annotated[list[int], typer.Option(help="tokens in a row, for texts; may be given several times")] = [128],  # noqa: B006
+    batch: Annotated[list[int], typer.Option(metavar="N", help="rows in a batch; may be given several times")] = [1, 8],  # noqa: B006
+    length: Annotated[
+        list[int], typer.Option(metavar="N", help="tokens in a row, for texts; may be given several times")
+    ] = [128],  # noqa: B006
     rounds: Annotated[int, typer.Option(help="how often each model runs in each setting")] = 20,
     threads: Annotated[int | None, typer.Option(help="threads; torch's choice by default")] = None,
-    metric: Annotated[bool, typer.Option(help="evaluate both models on the task, too")] = True,
-    data: Annotated[Path | None, typer.Option(help="read the data from here instead")] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="compare with this model [dim]\\[the dense twin][/dim]")
+    ] = None,
+    metric: Annotated[
+        bool, typer.Option("--metric/--no-metric", help="do not evaluate the models on the task", show_default=False)
+    ] = True,
+    task: TaskName = None,
+    data: Data = None,
 ) -> None:
-    """Measure a run's model beside its dense twin: latency, throughput, size, memory, and the task's metric.
+    """Measure a model beside a dense one: latency, throughput, size, memory, and the task's metric.
 
-    The pruned model is the compact one, or the sparse one, where there is one. Without a dense twin, the model with its
-    zeros takes its place: dense kernels take the same time whatever the values are. The engine sparse is compared with
-    the dense model in eager PyTorch.
+    Of a run, the pruned model is the compact one, or the sparse one, where there is one. Without a dense twin, the
+    model with its zeros takes its place: dense kernels take the same time whatever the values are. The engine sparse
+    is compared with the dense model in eager PyTorch.
 
     Example: [bold]platon speed runs/mrpc --engine eager --engine onnx --batch 8 --length 128[/bold]
     """
-    measure_speed(run, data, tuple(engine), tuple(batch), tuple(length), rounds, threads, metric)
-    console.print(f"{'record':8} {escape(str(run / 'speed.json'))}")
-    console.print(f"{'figure':8} {escape(str(run / 'figures' / 'speed.png'))}")
+    source = _checked(model, task, data)
+    dense = None if against is None else find_source(against)
+    setting = {"engines": engine, "rows": batch, "lengths": length, "rounds": rounds, "threads": threads}
+    measure_speed(source, dense, task, data, metric, **setting)
+    if source.whole_run is not None:
+        console.print(f"{'record':8} {escape(str(source.whole_run.speed))}")
+        console.print(f"{'figure':8} {escape(str(source.whole_run.path / 'figures' / 'speed.png'))}")
 
 
 def measure_speed(
-    run: Path,
-    data: Path | None,
-    engines: tuple[str, ...],
-    rows: tuple[int, ...],
-    lengths: tuple[int, ...],
-    rounds: int,
-    threads: int | None,
-    metric: bool,
+    source: Source,
+    dense: Source | None = None,
+    task: str | None = None,
+    data: Path | None = None,
+    metric: bool = True,
+    **setting: Any,
 ) -> None:
-    """Measure, write, draw and print."""
-    from platon.lab.folder import RunFolder
-    from platon.lab.record import read_record, write_json
-
-    RunFolder(run).refuse_links()  # speed.json and figures/ are written
-    read_record(run)  # before torch is imported, for a quick answer to a wrong path
-    from platon.deploy.speed import Setting, measure
-    from platon.lab.finished import reopen
-    from platon.report.speed import SPEED, draw_speed, tables
+    """Measure and print; of a run, also write and draw. `setting`: as for `platon.measure`."""
+    run = source.whole_run
+    if run is not None:
+        run.refuse_links()  # speed.json and figures/ are written
+    from platon import deployment
+    from platon.report.speed import tables
 
     with _as_user_error():
-        setting = Setting(engines, rows, lengths, rounds, threads)
-        _, prepared, evaluate_model = reopen(run, data, eval_rows=None if metric else 8)
-        folders = {"dense": _first(run, "dense/model", "model"), "pruned": _first(run, "compact", "sparse", "model")}
-        found = measure(folders, prepared.batch(), setting, evaluate_model if metric else None, show_progress)
-    write_json(run / SPEED, found)
-    draw_speed(run)
+        evaluate_model = inputs = None
+        if source.run is not None or task is not None:
+            from platon.lab.finished import open_source
+
+            _, prepared, evaluate_model = open_source(source, task, data, eval_rows=None if metric else 8)
+            inputs = prepared.batch()
+        found = deployment.measure(
+            source.form("compact", "sparse"),
+            source.form("dense/model") if dense is None else dense.folder,
+            metric=evaluate_model if metric else None,
+            batch=inputs,
+            tell=show_progress,
+            **setting,
+        )
+    if run is not None:
+        from platon.lab.record import write_json
+        from platon.report.speed import draw_speed
+
+        write_json(run.speed, found)
+        draw_speed(run.path)
     for table in tables(found):
         console.print(table)

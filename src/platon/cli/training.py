@@ -13,10 +13,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from platon.cli.model import measure_speed
-from platon.cli.option import with_settings
+from platon.cli.option import RARE, with_settings
 from platon.cli.terminal import TrainingBar, console, errors, show_progress, show_warning
+from platon.engine.method_names import method_names
 from platon.lab.errors import UserError, nearest
+from platon.lab.folder import RunFolder
 from platon.lab.settings import ResolvedSettings, resolve
+from platon.lab.source import check_name, find_source
 from platon.lab.step_count import count_steps
 from platon.lab.tasks import TASKS, Request, find
 
@@ -31,18 +34,21 @@ class Engine(StrEnum):
 @with_settings
 def prune(
     flags: dict[str, Any],
-    recipe: Annotated[
-        str | None, typer.Option(help="a name from `platon list recipes`", rich_help_panel="What")
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="run folder [dim]\\[runs/TASK-METHOD-SHARE-SEED][/dim]", rich_help_panel="Common"
+        ),
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with settings", rich_help_panel="What")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="run folder", rich_help_panel="What")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="go on with an interrupted run", rich_help_panel="What")
+        bool, typer.Option("--resume", help="go on with an interrupted run", rich_help_panel="Common")
     ] = False,
     hold: Annotated[
         bool,
-        typer.Option("--hold", help="train a pruned model further and keep its zeros", rich_help_panel="What"),
+        typer.Option("--hold", help="train a pruned model further and keep its zeros", rich_help_panel="Common"),
     ] = False,
+    recipe: Annotated[str | None, typer.Option(help="a name from `platon list recipes`", rich_help_panel=RARE)] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings", rich_help_panel=RARE)] = None,
 ) -> None:
     """Fine-tune a model and prune it on the way.
 
@@ -66,7 +72,7 @@ def prune(
         from platon.lab.claim import settings_to_resume
 
         resolved = settings_to_resume(folder, resolved)
-    _check_early(resolved)
+    _check_early(resolved, RunFolder(folder), resume)
     from platon.deploy.shrink import shrink
     from platon.lab import process_group
     from platon.lab.printer import Printer
@@ -86,16 +92,20 @@ def prune(
         os._exit(0)
 
 
-def _check_early(resolved: ResolvedSettings) -> None:
-    """Find what mistakes can be found before torch, and then transformers, are imported, which takes seconds."""
+def _check_early(resolved: ResolvedSettings, run: RunFolder, resume: bool) -> None:
+    """Find what mistakes can be found before torch and transformers are imported, which takes seconds."""
     settings = resolved.settings
+    if settings.method not in method_names():
+        raise UserError(f"no method is called {settings.method!r}{nearest(settings.method, method_names())}")
     find(settings.task).check_paths(Request.from_settings(settings))
     if settings.steps is not None:
         count_steps(resolved, rows=1)
-    from platon.engine.methods import METHODS  # torch alone; training imports transformers too
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:  # of several processes, the first claims the folder for all
+        from platon.lab.claim import check_folder
 
-    if settings.method not in METHODS:
-        raise UserError(f"no method is called {settings.method!r}{nearest(settings.method, METHODS)}")
+        check_folder(run, resolved, resume)
+    if settings.model is not None:
+        check_name(settings.model)
 
 
 def _default_folder(resolved: ResolvedSettings) -> Path:
@@ -121,7 +131,7 @@ def _show_results(record: dict[str, Any], folder: Path, figures: Path) -> None:
     if small and "error" not in small:
         shown.insert(1, ("compact", folder / "compact"))
         try:
-            measure_speed(folder, None, ("eager",), (8,), (128,), rounds=10, threads=None, metric=False)
+            measure_speed(find_source(str(folder)), metric=False, rows=(8,), rounds=10)
         except UserError as error:  # the run itself is complete
             console.print(f"{'speed':8} not measured: {escape(str(error))}")
     for what, path in shown:
@@ -199,17 +209,30 @@ def sweep(
     engine: Annotated[Engine, typer.Option(help="where runs run: this machine, or a Ray cluster")] = Engine.local,
     dry: Annotated[bool, typer.Option("--dry", help="print what would run and for how long, and stop")] = False,
     estimate: Annotated[
-        bool, typer.Option(help="time a few steps of each kind of run first, to estimate the whole")
+        bool,
+        typer.Option(
+            "--estimate/--no-estimate", help="do not time a few steps of each kind of run first", show_default=False
+        ),
     ] = True,
 ) -> None:
     """Run every combination of settings that a file names; finished runs are skipped, interrupted ones go on.
 
     Example: [bold]platon sweep glue --dry[/bold]
     """
+    folder = output or Path("runs") / Path(source).stem
+    again = f"platon sweep {source}" + ("" if output is None else f" --output {output}")
     from platon.lab.sweep.run import run
 
-    folder = output or Path("runs") / Path(source).stem
-    failed = run(source, folder, jobs, engine.value, dry, estimate, console)
+    try:
+        failed = run(source, folder, jobs, engine.value, dry, estimate, console)
+    except KeyboardInterrupt:
+        errors.print(f"stopped; runs that had begun have a checkpoint. Go on with: {escape(again)}")
+        raise typer.Exit(130) from None
+    if dry:
+        return
     if failed:
         errors.print(f"{failed} of the runs failed; their output is in {escape(str(folder / 'logs'))}")
+        errors.print(f"Run them again with: {escape(again)}")
         raise typer.Exit(1)
+    console.print("\nNext:", style="bold")
+    console.print(f"  platon report {escape(str(folder))}")

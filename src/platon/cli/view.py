@@ -1,4 +1,4 @@
-"""The commands that show records of runs: `inspect` and `report`."""
+"""The commands that show what there is: `inspect` for a run or a model, `report` for many runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from platon.cli.option import Named
 from platon.cli.terminal import console, errors
+from platon.lab.source import check_name, find_source
 
 
 class Format(StrEnum):
@@ -22,34 +24,47 @@ class Format(StrEnum):
     csv = "csv"
 
 
-def inspect(
-    model: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="run folder, model folder or hub name")],
-) -> None:
-    """Show what a run kept, layer by layer; of a model, its heads and neurons, and what of it cannot be cut.
+def inspect(model: Named) -> None:
+    """Show what is kept of each layer; of a model, also its heads and neurons, and what of it cannot be cut.
 
     Example: [bold]platon inspect google-bert/bert-base-uncased[/bold]
     """
     folder = Path(model).expanduser()
-    if (folder / "config.json").is_file() or not folder.is_dir():
-        from platon.cli.structure import show_structure
-        from platon.lab.outline import outline
-
-        show_structure(outline(model))
-    else:
+    if not folder.is_dir():
+        check_name(model)
+    elif find_source(model).whole_run is not None:
         show_layers(folder)
+        return
+    from platon.cli.structure import show_structure
+    from platon.lab.outline import kept_shares, outline
+
+    opened = outline(model)
+    show_structure(opened)
+    shares = kept_shares(folder, opened)
+    if any(share < 1 for share, _ in shares.values()):
+        kept = sum(share * size for share, size in shares.values()) / sum(size for _, size in shares.values())
+        sizes = {name: float(size) for name, (_, size) in shares.items()}
+        console.print(
+            _layers({name: share for name, (share, _) in shares.items()}, sizes, f"{kept:.2%} of its weights are not 0")
+        )
 
 
 def show_layers(run: Path) -> None:
     """Show what a run kept, layer by layer."""
     from platon.lab.record import read_record
-    from platon.report.layer import layer_table
 
     record = read_record(run)
-    rows, columns, cells = layer_table(record["layers"])
-    sizes = _sizes(run / "model", record["layers"])
-    weights = dict.fromkeys(cells, 1.0) if sizes is None else layer_table(sizes)[2]
     prunable = record["parameters"]["prunable"]
     title = f"{record['task']}, {record['method']}: {record['kept']:.2%} of {prunable:,} weights kept"
+    console.print(_layers(record["layers"], _sizes(run / "model", record["layers"]), title))
+
+
+def _layers(shares: dict[str, float], sizes: dict[str, float] | None, title: str) -> Table:
+    """The share kept of each matrix, and a bar for each layer; `sizes`: the weights of each matrix, if known."""
+    from platon.report.layer import layer_table
+
+    rows, columns, cells = layer_table(shares)
+    weights = dict.fromkeys(cells, 1.0) if sizes is None else layer_table(sizes)[2]
     table = Table(title=title, title_justify="left", caption="share kept of each matrix, %", caption_justify="left")
     table.add_column("layer", justify="right")
     for column in columns:
@@ -60,7 +75,7 @@ def show_layers(run: Path) -> None:
         mean = sum(share * size for share, size in found) / sum(size for _, size in found)
         bar = f"[cyan]{'█' * round(30 * mean)}{'·' * (30 - round(30 * mean))}[/cyan] {100 * mean:.1f}"
         table.add_row(row, *(f"{100 * cells[row, c]:.1f}" if (row, c) in cells else "" for c in columns), bar)
-    console.print(table)
+    return table
 
 
 def _sizes(model: Path, names: dict[str, Any]) -> dict[str, float] | None:
@@ -87,7 +102,9 @@ def report(
     paper: Annotated[bool, typer.Option("--paper", help="the paper's own numbers beside ours")] = False,
     html: Annotated[Path | None, typer.Option(help="write the page here instead")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="write here; default: FOLDER/report")] = None,
-    figures: Annotated[bool, typer.Option("--figures/--no-figures", help="draw figures as SVG and PNG")] = True,
+    figures: Annotated[
+        bool, typer.Option("--figures/--no-figures", help="do not draw figures", show_default=False)
+    ] = True,
 ) -> None:
     """Show the tables of finished runs, and write them with figures and a page. Reads records, never trains.
 

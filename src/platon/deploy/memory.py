@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from platon.deploy.speed import ENGINES, opened
+from platon.deploy.loading import load
+from platon.deploy.speed import ENGINES
 
 
 def peak() -> int:
@@ -29,7 +30,7 @@ def main(engine: str, folder: str, file: str, place: str, threads: str) -> None:
     torch.set_num_threads(int(threads))
     batch = load_file(file)
     with torch.inference_mode():
-        ENGINES[engine](partial(opened, Path(folder)), batch, Path(place))(batch)
+        ENGINES[engine](partial(load, Path(folder)), batch, Path(place))(batch)
     print(peak())
 
 

@@ -24,13 +24,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-import transformers
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers.utils import logging as transformers_logging
 
 from platon.deploy import onnx, storage
+from platon.deploy.loading import load as opened
 from platon.deploy.sparse import sparsify
 
 FORMAT = 1
@@ -159,24 +157,6 @@ def measure(
         return found
     finally:
         torch.set_num_threads(before)
-
-
-def opened(folder: Path) -> nn.Module:
-    """A model saved by `platon.save` or by `save_pretrained`, in evaluation mode."""
-    if (folder / storage.MANIFEST).exists():
-        return storage.load(folder)
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        config = transformers.AutoConfig.from_pretrained(folder)
-        kind = getattr(transformers, (config.architectures or [""])[0], transformers.AutoModel)
-        model: nn.Module = kind.from_pretrained(folder)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ValueError(f"cannot read the model in {str(folder)!r}: {' '.join(str(error).split())[:200]}") from error
-    finally:
-        if bars:
-            transformers_logging.enable_progress_bar()
-    return model.eval()
 
 
 def shaped(batch: Batch, rows: int, length: int | None) -> dict[str, Tensor]:

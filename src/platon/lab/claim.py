@@ -80,10 +80,12 @@ def locked(path: Path, message: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _locked(run: RunFolder, resolved: ResolvedSettings, resume: bool) -> Iterator[None]:
     new = not run.path.exists()
-    _check(run, resolved, resume)
+    check_folder(run, resolved, resume)
     busy = f"another process works on {str(run.path)!r}; wait for it or choose another --output"
     with locked(run.lock, busy):
-        _check(run, resolved, resume)  # again: another process may have changed the folder before the lock was ours
+        check_folder(
+            run, resolved, resume
+        )  # again: another process may have changed the folder before the lock was ours
         first_start = not run.is_started
         try:
             if first_start:
@@ -104,7 +106,7 @@ def _writable(folder: Path) -> Iterator[None]:
         raise UserError(f"cannot write to {str(folder)!r}: {error.strerror}") from None
 
 
-def _check(run: RunFolder, resolved: ResolvedSettings, resume: bool) -> None:
+def check_folder(run: RunFolder, resolved: ResolvedSettings, resume: bool) -> None:
     """Refuse a folder that holds anything but this run. A lock or half a run.json from a killed start is nothing."""
     run.refuse_links()
     folder = str(run.path)

@@ -9,11 +9,12 @@ import torch
 import transformers
 from accelerate import init_empty_weights
 from huggingface_hub.errors import HfHubHTTPError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoConfig
 
 from platon import deploy
+from platon.engine.units import weights
 from platon.lab.errors import UserError
 from platon.lab.tasks.model import quiet
 from platon.lab.tasks.model_error import sentence
@@ -45,3 +46,28 @@ def _class(config: Any) -> Any:
         if found is not None:
             return found
     return transformers.AutoModel.from_config
+
+
+def kept_shares(folder: Path, model: nn.Module) -> dict[str, tuple[float, int]]:
+    """Prunable matrix -> the share of its weights that are not zero, and how many it has.
+
+    Matrices that the files of the folder do not hold under the names of the model are left out.
+
+    Args:
+        folder: of `save_pretrained`; where it is none, the result is empty.
+        model: knows which matrices are prunable; `outline` gives it.
+    """
+    try:
+        names = set(weights(model).matrices)
+    except ValueError:  # no blocks
+        return {}
+    found: dict[str, tuple[float, int]] = {}
+    try:
+        for file in sorted(folder.glob("*.safetensors")):
+            with safe_open(file, framework="pt") as tensors:
+                for name in sorted(names & set(tensors.keys())):
+                    tensor = tensors.get_tensor(name)
+                    found[name] = int(tensor.count_nonzero()) / max(1, tensor.numel()), tensor.numel()
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot read the weights in {str(folder)!r}: {error}") from error
+    return found

@@ -2,18 +2,22 @@
 
 The first process (rank 0) owns the run folder: it alone claims it, reads it and writes to it, and sends the others what
 they need to know. An error there ends all processes; only the first prints it.
+
+torch is imported where there is a group: commands that check a run folder need not wait for it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
-
-import torch
-import torch.distributed as dist
+from typing import TYPE_CHECKING
 
 from platon.lab.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 
 class ReportedByFirst(UserError):  # noqa: N818  # the name says who prints it
@@ -26,12 +30,17 @@ class ProcessLost(UserError):  # noqa: N818  # the name says what is wrong
 
 def rank() -> int:
     """The number of this process; the first is 0."""
-    return dist.get_rank() if count() > 1 else 0
+    if count() == 1:
+        return 0
+    import torch.distributed as dist
+
+    return dist.get_rank()
 
 
 def count() -> int:
     """How many processes train together; 1 before `join`."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    dist = sys.modules.get("torch.distributed")
+    return dist.get_world_size() if dist is not None and dist.is_available() and dist.is_initialized() else 1
 
 
 def is_first() -> bool:
@@ -41,6 +50,7 @@ def is_first() -> bool:
 def join() -> None:
     """Form the process group if a launcher started several processes; Trainer uses the same group later."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and count() == 1:
+        import torch
         from accelerate import PartialState
 
         PartialState(cpu=not torch.accelerator.is_available())
@@ -49,6 +59,8 @@ def join() -> None:
 def leave() -> None:
     """Wait until all processes are done, then dissolve the group."""
     if count() > 1:
+        import torch.distributed as dist
+
         wait_for_all()
         dist.destroy_process_group()
 
@@ -62,6 +74,8 @@ def highest(number: int) -> int:
     """The highest of the numbers that the processes give; all must call it."""
     if count() == 1:
         return number
+    import torch.distributed as dist
+
     with _communicating():
         found = _on_device(number)
         dist.all_reduce(found, op=dist.ReduceOp.MAX)
@@ -93,6 +107,9 @@ def _broadcast(text: str) -> str:
     """The first process's text, sent as bytes: torch's own way to send objects pickles them."""
     if count() == 1:
         return text
+    import torch
+    import torch.distributed as dist
+
     with _communicating():
         encoded = text.encode()
         length = _on_device(len(encoded) if is_first() else 0)
@@ -106,6 +123,9 @@ def _broadcast(text: str) -> str:
 
 
 def _on_device(number: int) -> torch.Tensor:
+    import torch
+    import torch.distributed as dist
+
     # Back ends other than gloo (NCCL) take tensors on an accelerator only.
     device = torch.device("cpu") if "gloo" in dist.get_backend() else torch.accelerator.current_accelerator()
     return torch.tensor(number, dtype=torch.int64, device=device)

@@ -86,11 +86,9 @@ class Settings:
 
     # The defaults of the engine, which gives the reasons. Those of scores (beta1, …) are written again, because
     # help must not import torch; test_defaults_are_the_engines compares them.
-    warmup: Number = setting(
-        WARMUP, "Pruning", "t_i: steps before pruning starts; below 1: a share of the training", ge=0
-    )
+    warmup: Number = setting(WARMUP, "Pruning", "steps before pruning starts; below 1: a share of the training", ge=0)
     cooldown: Number = setting(
-        COOLDOWN, "Pruning", "t_f: last steps, at the final share; below 1: a share of the training", ge=0
+        COOLDOWN, "Pruning", "last steps, at the final share; below 1: a share of the training", ge=0
     )
     every: Whole = setting(EVERY, "Pruning", "steps between two masks while the share falls", ge=1)
     beta1: Number = setting(0.85, "Pruning", "platon: smoothing of sensitivity")
@@ -103,7 +101,7 @@ class Settings:
     timing: Literal["after", "before"] = setting(
         "after", "Pruning", "platon: measure sensitivity before or after the optimizer's update"
     )
-    exponent: Number = setting(1.0, "Pruning", "platon: the power c of uncertainty in the score")
+    exponent: Number = setting(1.0, "Pruning", "platon: the power of uncertainty in the score")
     scope: Literal["global", "matrix"] | None = setting(
         None, "Pruning", "rank all weights together (global) or each matrix (matrix); default: the method's own"
     )

@@ -67,7 +67,7 @@ def _teacher(settings: Settings, prepared: Prepared, twin: Path | None) -> Any:
         return _loaded(settings, prepared, settings.teacher)
     if twin is not None:
         return _loaded(settings, prepared, str(twin))
-    if _starts_at_random(prepared):
+    if starts_at_random(prepared):
         raise UserError(
             "teacher dense without a dense twin is the model before training, and part of it starts from random "
             "values; train the twin first with --dense first, or give the folder of a trained model"
@@ -81,7 +81,7 @@ def _loaded(settings: Settings, prepared: Prepared, name: str) -> Any:
     taught = tasks.find(settings.task).prepare(request)
     if _vocabulary(taught.processor) != _vocabulary(prepared.processor):
         raise UserError(f"the tokenizer of the teacher {name!r} is not the model's; they must have the same vocabulary")
-    if _starts_at_random(taught):
+    if starts_at_random(taught):
         raise UserError(
             f"the teacher {name!r} is not trained for {settings.task}: part of it starts from random values"
         )
@@ -93,7 +93,7 @@ def _vocabulary(processor: Any) -> dict[str, int]:
     return dict(processor.get_vocab()) if hasattr(processor, "get_vocab") else {}
 
 
-def _starts_at_random(prepared: Prepared) -> bool:
+def starts_at_random(prepared: Prepared) -> bool:
     """Whether two models built under different seeds answer differently: then some weights are not in the files."""
     batch, answers = prepared.batch(2), []
     for seed in (1, 2):

@@ -51,6 +51,7 @@ def run(source: str, folder: Path, workers: int, engine: str, dry: bool, estimat
                     display.update(event)
                     if not console.is_terminal and event.what != "started":
                         console.print(f"{event.what} {escape(event.trial.name)} {escape(event.why)}".rstrip())
+                        console.print(f"  {display.summary}", style="dim")
         return len(display.failed)
 
 

@@ -20,7 +20,7 @@ import pyarrow.parquet
 from datasets import Dataset
 from huggingface_hub.utils import logging as hub_logging
 
-from platon.lab.errors import UserError
+from platon.lab.errors import UserError, first_line
 from platon.lab.tasks.path import existing_folder, listing
 
 IN_MEMORY = 2**30  # bytes of parquet; CIFAR-100 has 0.15 GB, ImageNet 150
@@ -176,12 +176,6 @@ def digest(splits: Mapping[str, Split], columns: Iterable[str]) -> str:
             values = batch.to_pydict()
             sha.update(json.dumps([values[c] for c in columns]).encode())
     return sha.hexdigest()
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message, or its type where it has none."""
-    text = str(error).strip()
-    return text.splitlines()[0].rstrip(".") if text else type(error).__name__
 
 
 @contextmanager

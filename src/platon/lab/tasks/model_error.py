@@ -12,8 +12,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from platon.lab.errors import UserError, nearest
-from platon.lab.tasks.dataset import first_line
+from platon.lab.errors import UserError, first_line, nearest
 
 PAPER_MODELS = (
     "google-bert/bert-base-uncased",

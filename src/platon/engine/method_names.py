@@ -1,0 +1,12 @@
+"""The names of the methods, for those who must answer before torch is imported; `methods.py` says what they mean."""
+
+import sys
+
+NAMES = ("platon", "magnitude", "movement", "soft-movement", "l0", "sensitivity", "uncertainty", "ratio")
+NAMES += ("dense", "hold")
+
+
+def method_names() -> tuple[str, ...]:
+    """All names that are known so far: a program may have added methods of its own to those here."""
+    loaded = sys.modules.get("platon.engine.methods")
+    return NAMES if loaded is None else tuple(loaded.METHODS)
