@@ -223,6 +223,7 @@ def run(command: str, place: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument")  # Trainer's default, where there is no GPU
 @pytest.mark.filterwarnings("ignore:no compiled sparse kernel")  # where there is no compiler
+@pytest.mark.filterwarnings("ignore:::lightning.*")  # advice about workers and loggers
 @pytest.mark.parametrize("page", HOW_TOS, ids=lambda page: page.stem)
 def test_every_snippet_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
