@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter, load, save
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertConfig, BertForSequenceClassification, GPTNeoXConfig, GPTNeoXForSequenceClassification
 
 import platon
 from platon.engine.methods import METHODS
+from platon.engine.topology import blocks
 
 WORLDS = (1, 2, 4)
 STEPS, LONG = 6, 20
@@ -76,7 +77,14 @@ def wide_bert() -> nn.Module:
     return bert(hidden_size=68, num_attention_heads=4, intermediate_size=201)
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"bert": bert, "wide bert": wide_bert, "narrow": Narrow}
+def packed() -> nn.Module:
+    """Query, key and value of each head lie together in one matrix: a rank's rows begin and end inside of heads."""
+    sizes = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 37, "num_hidden_layers": 2}
+    still = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "pad_token_id": 0}
+    return GPTNeoXForSequenceClassification(GPTNeoXConfig(vocab_size=31, max_position_embeddings=64, **sizes, **still))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"bert": bert, "wide bert": wide_bert, "narrow": Narrow, "packed": packed}
 
 
 def rows(kind: str, step: int) -> tuple[Tensor, Tensor]:
@@ -92,7 +100,7 @@ def wrapped(model: nn.Module, way: str) -> nn.Module:
     if way == "ddp":
         return DistributedDataParallel(model)
     if way == "fsdp":
-        for block in getattr(model, "blocks", None) or model.bert.encoder.layer:
+        for block in blocks(model).values():
             fully_shard(block)
         fully_shard(model)
     return model
@@ -230,6 +238,7 @@ def cases(ways: tuple[str, ...]) -> Iterator[tuple[str, str, str, str]]:
                 yield "bert", way, method, units
             yield "narrow", way, method, "weights"
         yield "wide bert", way, NAMES[0], "weights"
+        yield "packed", way, NAMES[0], "heads+neurons"
 
 
 def work(folder: Path, world: int, rank: int) -> None:

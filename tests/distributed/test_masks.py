@@ -86,6 +86,14 @@ def test_sample_over_ranks(found: Found, way: str, world: int) -> None:
     assert found("platon", world)["same"][f"wide bert, {way}, platon, weights"] == expected
 
 
+@worlds
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_heads_that_lie_across_ranks(found: Found, way: str, world: int) -> None:
+    expected = found("platon")["same"]["packed, alone, platon, heads+neurons"]
+    assert expected[-1]["exact"]
+    assert found("platon", world)["same"][f"packed, {way}, platon, heads+neurons"] == expected
+
+
 @methods
 @units
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])
