@@ -2,13 +2,14 @@
    UndefinedBehaviorSanitizer, which end the program at the first access outside of an array:
 
        cc -g -O1 -std=gnu11 -fsanitize=address,undefined -fno-sanitize-recover=all sparse.c fuzz_sparse.c -o fuzz
-       ./fuzz CASES SEED
+       ./fuzz CASES SEED [LEVEL]
 
    A case is one to three random matrices in the kernel's format, random tokens, and one to three changes to one of the
    matrices: other counts, columns or starts, arrays that are too short or too long, other sizes. The matrices are
    computed side by side or one after the other, with or without a sum and a norm. Every array is allocated with exactly
-   the size that the kernel is told. An undamaged case is computed a second time without the format and compared. Prints
-   the number of cases that were computed, refused, and undamaged. */
+   the size that the kernel is told. An undamaged case is computed a second time without the format and compared, and a
+   third time with activations. Prints the number of cases that were computed, refused, and undamaged, and a digest of all
+   bits of the undamaged results: with one LEVEL (0 is the baseline) two builds for different processors can be compared. */
 
 #include <math.h>
 #include <stdint.h>
@@ -188,6 +189,14 @@ static void multiply(const struct matrix *m, int64_t tokens, const double *x, co
         }
 }
 
+static uint64_t digest = 14695981039346656037ull;
+
+/* FNV-1a. */
+static void take(const struct array *array) {
+    for (int64_t i = 0; i < array->bytes; i++)
+        digest = (digest ^ ((const uint8_t *)array->data)[i]) * 1099511628211ull;
+}
+
 static int differs(const float *got, const double *want, const double *size, int64_t count) {
     for (int64_t i = 0; i < count; i++)
         if (!(fabs(got[i] - want[i]) <= 1e-5 * size[i] + 1e-30))
@@ -231,6 +240,7 @@ int main(int words_count, char **words) {
         /* A told number of rows changes what the added tokens have to hold. */
         int adds = draw(2) && matrices[count - 1].told_rows == before;
         int level = (int)draw(platon_level() + 1), code;
+        level = words_count > 3 ? atoi(words[3]) : level;
         if (chained)
             code = platon_sparse_chain(x.data, tokens, columns_in, pointers, count, adds ? added.data : NULL, before,
                                        has_norm, weight.data, weight.bytes, bias.data, bias.bytes, 1e-5f,
@@ -282,6 +292,16 @@ int main(int words_count, char **words) {
                 return 1;
             }
             free(in), free(in_size), free(out), free(size);
+            for (int i = 0; i < count; i++)
+                layers[i].activation = (int64_t)draw(4);
+            if (chained)
+                platon_sparse_chain(x.data, tokens, columns_in, pointers, count, adds ? added.data : NULL, before,
+                                    has_norm, weight.data, weight.bytes, bias.data, bias.bytes, 1e-5f,
+                                    results[count - 1], 1, NULL, level);
+            else
+                platon_sparse_linears(x.data, tokens, columns_in, pointers, count, results, 1, NULL, level);
+            for (int i = chained ? count - 1 : 0; i < count; i++)
+                take(&outs[i]);
         }
         for (int i = 0; i < count; i++) {
             struct matrix *m = &matrices[i];
@@ -292,7 +312,7 @@ int main(int words_count, char **words) {
         }
         free(x.data), free(added.data), free(weight.data), free(bias.data);
     }
-    printf("{\"computed\": %ld, \"refused\": %ld, \"undamaged\": %ld}\n", (long)computed, (long)refused,
-           (long)undamaged);
+    printf("{\"computed\": %ld, \"refused\": %ld, \"undamaged\": %ld, \"digest\": %lu}\n", (long)computed, (long)refused,
+           (long)undamaged, (unsigned long)digest);
     return 0;
 }

@@ -1,14 +1,14 @@
-"""How fast a pruned model is on a CPU when its zeros are skipped: layer by layer, and whole encoders.
+"""How fast a pruned model is on a CPU when its zeros are skipped: layer by layer, whole encoders, and a decoder.
 
-    python benchmarks/sparse.py                      everything; about ten minutes on two cores
-    python benchmarks/sparse.py --parts layers       linear layers against PyTorch's dense ones: a minute
-    python benchmarks/sparse.py --parts minilm       an encoder of MiniLM's size (bert: of BERT-base's) against dense
-                                                     eager PyTorch, torch.compile and ONNX Runtime
+    python benchmarks/sparse.py                              everything; some twenty minutes on two cores
+    python benchmarks/sparse.py --parts layers               linear layers against PyTorch's dense ones
+    python benchmarks/sparse.py --parts rates                the matrices of MiniLM: rate, and what bounds it
+    python benchmarks/sparse.py --parts minilm --keep 0.1    an encoder (bert: of BERT-base's size) against dense eager
+                                                             PyTorch and ONNX Runtime with weights in int8
+    python benchmarks/sparse.py --parts decoder              tokens a second in generate(), at 50 and 80 % zeros
 
 All that is compared is timed in one run, its rounds interleaved, so that a noisy machine disturbs it all alike. A time
-is the best of its rounds, because noise only adds. Weights are random, since time does not depend on their values.
-Encoders keep 10 % of the weights in their blocks, spread as a global ranking spreads them: unevenly over matrices, and
-over the rows and columns of a matrix.
+is the best of its rounds, because noise only adds. Encoders are pruned as unevenly as PLATON does (masks.py).
 Prints one JSON object a measurement and, last, the bars that the project sets itself.
 """
 
@@ -21,144 +21,47 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import BertConfig, BertModel
 
+import masks
 import platon
 from platon.deploy import sparse_kernel
-from platon.deploy.layer import CsrLinear, SparseLinear
-from platon.deploy.sparse_matrix import from_dense
+from sparse_layers import Found, interleaved, measure_densities, measure_layers, measure_rates, measure_tokens, ratios
 
-CONFIGS = {
-    "minilm": BertConfig(num_hidden_layers=6, hidden_size=384, intermediate_size=1536, num_attention_heads=12),
-    "bert": BertConfig(),
-}
-BATCHES = ((1, 128), (8, 128), (32, 32))
-KEEP = 0.1
+ENCODERS = {"minilm": masks.minilm, "bert": masks.bert}
+BATCHES = ((1, 16), (1, 128), (8, 128), (32, 32))
+KEEPS = (0.1, 0.05)
 PAUSE = 0.02  # seconds: the threads of one engine go on spinning for a while after a call, and would disturb the next
-
-Found = dict[str, object]
-
-
-def interleaved(calls: dict[str, Callable[[], object]], rounds: int, pause: float = 0.0) -> dict[str, float]:
-    """The best seconds of each call, timed when it has just run: caches and threads are its own by then."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        call()
-    for _ in range(rounds):
-        for name, call in calls.items():
-            time.sleep(pause)
-            call()
-            start = time.perf_counter()
-            call()
-            times[name].append(time.perf_counter() - start)
-    return {name: min(taken) for name, taken in times.items()}
-
-
-def ratios(times: dict[str, float]) -> Found:
-    milliseconds = {name: round(1000 * value, 3) for name, value in times.items()}
-    over = {name: round(times["dense"] / value, 2) for name, value in times.items() if name != "dense"}
-    return {"milliseconds": milliseconds, "times_dense": over}
-
-
-# --- layers -----------------------------------------------------------------------------------------------------------
-
-
-def layer(rows: int, columns: int, density: float) -> nn.Linear:
-    made = nn.Linear(columns, rows).requires_grad_(False)
-    made.weight[torch.rand(rows, columns) >= density] = 0
-    return made
-
-
-def measure_layers() -> list[Found]:
-    found: list[Found] = []
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        for rows, columns in ((3072, 768), (768, 3072)):
-            for density in (0.2, 0.1, 0.05):
-                dense = layer(rows, columns, density)
-                sparse, csr = (make(dense.weight, dense.bias) for make in (SparseLinear, CsrLinear))
-                x = torch.randn(128, columns)
-                calls = {"dense": dense, "sparse": sparse, "torch.sparse": csr}
-                times = interleaved({name: functools.partial(call, x) for name, call in calls.items()}, 25)
-                facts: Found = {"part": "layers", "rows": rows, "columns": columns, "kept": density, "tokens": 128}
-                size = {"bytes_of_dense": round(from_dense(dense.weight).nbytes / dense.weight.nbytes, 3)}
-                found.append({**facts, "threads": threads, **ratios(times), **size})
-                print(json.dumps(found[-1]), flush=True)
-    return found
-
-
-def measure_tokens() -> list[Found]:
-    """From one token up, at 10 %."""
-    found: list[Found] = []
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        dense = layer(3072, 768, KEEP)
-        sparse = SparseLinear(dense.weight, dense.bias)
-        for tokens in (1, 2, 8, 9, 33, 64, 65, 1024):
-            x = torch.randn(tokens, 768)
-            times = interleaved({"dense": functools.partial(dense, x), "sparse": functools.partial(sparse, x)}, 25)
-            found.append({"part": "tokens", "tokens": tokens, "kept": KEEP, "threads": threads, **ratios(times)})
-            print(json.dumps(found[-1]), flush=True)
-    return found
-
-
-def measure_densities() -> list[Found]:
-    """What `sparsify` makes of a layer, from nearly empty to full: where sparse is not faster it stays dense."""
-    found: list[Found] = []
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        for density in (0.02, 0.1, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0):
-            dense = layer(3072, 768, density)
-            chosen = platon.sparsify(nn.Sequential(dense))
-            x = torch.randn(128, 768)
-            calls = {"dense": functools.partial(dense, x), "sparsified": functools.partial(chosen, x)}
-            facts: Found = {"part": "densities", "kept": density, "threads": threads, "tokens": 128}
-            sparse = isinstance(chosen[0], SparseLinear)
-            found.append({**facts, "became_sparse": sparse, **ratios(interleaved(calls, 25))})
-            print(json.dumps(found[-1]), flush=True)
-    return found
+NEW_TOKENS = 32
 
 
 # --- encoders ---------------------------------------------------------------------------------------------------------
 
 
-def prune_unevenly(model: BertModel) -> float:
-    """10 % of all weights in the blocks stay. Matrices differ by e^±0.6, rows and columns by e^±0.5. The share kept."""
-    weights = [weight for name, weight in model.encoder.named_parameters() if weight.ndim == 2]
-    random = torch.Generator().manual_seed(1)
-
-    def factor(size: int, spread: float) -> Tensor:
-        return torch.exp(torch.randn(size, generator=random) * spread)
-
-    matrix = factor(len(weights), 0.6)
-    chances = [
-        matrix[i] * factor(w.shape[0], 0.5)[:, None] * factor(w.shape[1], 0.5)[None] for i, w in enumerate(weights)
-    ]
-    low, high, total = 0.0, 10.0, sum(w.numel() for w in weights)
-    for _ in range(40):
-        middle = (low + high) / 2
-        expected = sum(float((chance * middle).clamp(max=1).sum()) for chance in chances)
-        low, high = (low, middle) if expected > KEEP * total else (middle, high)
-    for weight, chance in zip(weights, chances, strict=True):
-        weight[torch.rand(weight.shape, generator=random) >= chance * low] = 0
-    return sum(int(w.count_nonzero()) for w in weights) / total
-
-
-def onnx_session(model: BertModel, ids: Tensor, folder: Path) -> Callable[[], object] | None:
-    """The dense model in ONNX Runtime, on as many threads; `None` where it is not installed."""
+def int8_engine(model: nn.Module, folder: Path) -> Path | None:
+    """The model for ONNX Runtime with its matrices in int8, for any batch; `None` where it is not installed."""
     try:
-        import onnxruntime
+        import onnxruntime.quantization as quantization
     except ImportError:
         return None
-    path = folder / f"{ids.shape[0]}x{ids.shape[1]}.onnx"
+    whole, small = folder / "whole.onnx", folder / "int8.onnx"
+    ids = torch.randint(1000, 20000, (2, 16))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.disable()  # the exporter's, about operators of packages that are not installed
-        torch.onnx.export(model, (ids,), path, input_names=["ids"], dynamo=True, verbose=False)
+        shapes = ({0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("length", min=2, max=512)},)
+        torch.onnx.export(model, (ids,), whole, input_names=["ids"], dynamic_shapes=shapes, dynamo=True, verbose=False)
+        quantization.quantize_dynamic(whole, small, weight_type=quantization.QuantType.QInt8)
         logging.disable(logging.NOTSET)
+    return small
+
+
+def int8_call(path: Path, ids: Tensor) -> Callable[[], object]:
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3
@@ -167,43 +70,58 @@ def onnx_session(model: BertModel, ids: Tensor, folder: Path) -> Callable[[], ob
     return lambda: session.run(None, feed)
 
 
-def measure_encoder(name: str, rounds: int) -> list[Found]:
-    torch.set_num_threads(2)
-    torch.manual_seed(0)
-    model = BertModel(CONFIGS[name], add_pooling_layer=False).eval().requires_grad_(False)
-    kept = prune_unevenly(model)
-    start = time.perf_counter()
-    fast = platon.sparsify(model)
-    seconds = time.perf_counter() - start
-    layers = [module for module in fast.modules() if isinstance(module, SparseLinear)]
-    shares = sorted(one.values.numel() / (one.in_features * one.out_features) for one in layers)
+def measure_encoder(name: str, keep: float, rounds: int) -> list[Found]:
+    model = ENCODERS[name](keep)
     found: list[Found] = []
-    for batch, length in BATCHES:
-        ids = torch.randint(1000, 20000, (batch, length))
-        compiled = torch.compile(model, dynamic=False)
-        with tempfile.TemporaryDirectory() as folder:
-            session = onnx_session(model, ids, Path(folder))
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        small = platon.compact(model)  # gives the model back where there is nothing to remove
+        int8 = int8_engine(model, Path(folder))
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            start = time.perf_counter()
+            fast = platon.sparsify(model)
+            seconds = time.perf_counter() - start
+            engines: dict[str, Any] = {"dense": model, "sparse": fast}
+            if small is not model:
+                engines["compact"] = platon.sparsify(small)
+            for batch, length in BATCHES:
+                ids = torch.randint(1000, 20000, (batch, length))
+                calls: dict[str, Callable[[], object]] = {
+                    key: functools.partial(one, ids) for key, one in engines.items()
+                }
+                if int8:
+                    calls["int8"] = int8_call(int8, ids)
+                times = interleaved(calls, rounds if batch == 1 else max(3, rounds // 3), PAUSE)
+                want, got = model(ids).last_hidden_state, fast(ids).last_hidden_state
+                facts: Found = {"part": name, "kept": keep, "batch": f"{batch} x {length}", "threads": threads}
+                facts |= {"tokens": batch * length, "sparsify_seconds": round(seconds, 2), **ratios(times)}
+                found.append({**facts, "relative_error": float((got - want).abs().max() / want.abs().max())})
+                print(json.dumps(found[-1]), flush=True)
+    return found
+
+
+# --- a decoder --------------------------------------------------------------------------------------------------------
+
+
+def measure_decoder() -> list[Found]:
+    """Tokens a second of a decoder of the size of SmolLM-135M, one token at a time, after a prompt of 16."""
+    found: list[Found] = []
+    models = {zeros: masks.decoder(1 - zeros) for zeros in (0.5, 0.8)}
+    ids = torch.randint(0, 49152, (1, 16))
+    settings: dict[str, Any] = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "do_sample": False}
+    mask = torch.ones_like(ids)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
         calls: dict[str, Callable[[], object]] = {
-            "dense": functools.partial(model, ids),
-            "sparse": functools.partial(fast, ids),
-            "compiled": functools.partial(compiled, ids),
-            **({"onnx": session} if session else {}),
+            "dense": functools.partial(models[0.5].generate, ids, attention_mask=mask, **settings)
         }
-        times = interleaved(calls, rounds if batch == 1 else max(3, rounds // 2), PAUSE)
-        want, got = model(ids).last_hidden_state, fast(ids).last_hidden_state
-        found.append(
-            {
-                "part": name,
-                "batch": f"{batch} x {length}",
-                "threads": torch.get_num_threads(),
-                "kept": round(kept, 4),
-                "kept_by_matrix": [round(shares[0], 3), round(shares[-1], 3)],
-                "sparse_layers": len(layers),
-                "sparsify_seconds": round(seconds, 2),
-                **ratios(times),
-                "relative_error": float((got - want).abs().max() / want.abs().max()),
-            }
-        )
+        for zeros, model in models.items():
+            fast: Any = platon.sparsify(model, tokens=1)
+            calls[f"{zeros:.0%} zeros"] = functools.partial(fast.generate, ids, attention_mask=mask, **settings)
+        times = interleaved(calls, 2, PAUSE)
+        rate = {name: round(NEW_TOKENS / seconds, 1) for name, seconds in times.items()}
+        found.append({"part": "decoder", "threads": threads, "tokens_a_second": rate, **ratios(times)})
         print(json.dumps(found[-1]), flush=True)
     return found
 
@@ -213,8 +131,10 @@ def measure_encoder(name: str, rounds: int) -> list[Found]:
 
 def pick(found: list[Found], over: str, of: str = "sparse", **facts: object) -> list[float]:
     """How many times faster `of` is than `over`, in the measurements with these facts."""
-    chosen = [one["milliseconds"] for one in found if all(one.get(key) == value for key, value in facts.items())]
-    return [times[over] / times[of] for times in chosen if over in times]  # type: ignore[operator, index]
+    chosen: list[Any] = [
+        one["milliseconds"] for one in found if all(one.get(key) == value for key, value in facts.items())
+    ]
+    return [times[over] / times[of] for times in chosen if over in times and of in times]
 
 
 def bars(found: list[Found]) -> None:
@@ -225,14 +145,21 @@ def bars(found: list[Found]) -> None:
             wanted.append((name, pick(found, "dense", part="layers", threads=threads, kept=kept), bar))
     wanted.append(("any density: times dense", pick(found, "dense", "sparsified", part="densities"), 0.95))
     wanted.append(("any number of tokens: times dense", pick(found, "dense", part="tokens"), 0.95))
-    for name, bar in (("bert", 2.6), ("minilm", 2.2)):
-        for over, least in (("dense", bar), ("compiled", 1.0), ("onnx", 1.0)):
-            wanted.append((f"{name}: times {over}", pick(found, over, part=name), least))
+    for name, kept, bar in (("minilm", 0.1, 3.8), ("bert", 0.1, 5.0), ("minilm", 0.05, 5.0), ("bert", 0.05, 7.0)):
+        cells = [one for one in found if one["part"] == name and one["kept"] == kept]
+        large = [one for one in cells if one["batch"] in ("8 x 128", "32 x 32")]
+        wanted.append((f"{name}, {kept:.0%} kept, 8 x 128 and 32 x 32: times dense", pick(large, "dense"), bar))
+        wanted.append((f"{name}, {kept:.0%} kept, every batch: times dense", pick(cells, "dense"), 1.0))
+        many = [one for one in cells if int(str(one["tokens"])) >= 128]
+        wanted.append((f"{name}, {kept:.0%} kept, 128 tokens or more: times int8", pick(many, "int8"), 2.0))
+        wanted.append((f"{name}, {kept:.0%} kept, compact first: times sparse", pick(cells, "sparse", "compact"), 0.95))
+    decoders = ("50% zeros", "80% zeros")
+    wanted += [(f"decoder, {one}: times dense", pick(found, "dense", one, part="decoder"), 1.0) for one in decoders]
     for name, values, bar in wanted:
         if values:
             met = "met " if min(values) >= bar else "MISS"
             print(f"{met}  {name}: {min(values):.2f} to {max(values):.2f}, at least {bar}")
-    sizes = [float(str(one["bytes_of_dense"])) for one in found if one.get("kept") == KEEP and "bytes_of_dense" in one]
+    sizes = [float(str(one["bytes_of_dense"])) for one in found if one.get("kept") == 0.1 and "bytes_of_dense" in one]
     if sizes:
         print(f"{'met ' if max(sizes) <= 0.25 else 'MISS'}  bytes at 10 % kept: {max(sizes)} of dense, at most 0.25")
     errors = [float(str(one["relative_error"])) for one in found if "relative_error" in one]
@@ -243,7 +170,9 @@ def bars(found: list[Found]) -> None:
 @torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parts", nargs="+", default=["layers", *CONFIGS], choices=["layers", *CONFIGS])
+    every = ["layers", "rates", *ENCODERS, "decoder"]
+    parser.add_argument("--parts", nargs="+", default=every, choices=every)
+    parser.add_argument("--keep", nargs="+", type=float, default=KEEPS, help="shares that the encoders keep")
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
     engine = sparse_kernel.find()
@@ -254,8 +183,13 @@ def main() -> None:
     for part in arguments.parts:
         if part == "layers":
             found += [*measure_layers(), *measure_tokens(), *measure_densities()]
+        elif part == "rates":
+            found += measure_rates()
+        elif part == "decoder":
+            found += measure_decoder()
         else:
-            found += measure_encoder(part, arguments.rounds)
+            for keep in arguments.keep:
+                found += measure_encoder(part, keep, arguments.rounds)
     bars(found)
 
 

@@ -31,7 +31,7 @@ enum { NONE, GELU, GELU_TANH, RELU };
 enum { BASELINE, AVX2, AVX512 };
 enum { DONE, NO_MEMORY, BAD_ARRAYS }; /* what the entry points return */
 
-#define UNROLL _Pragma("GCC unroll 8")
+#define UNROLL _Pragma("GCC unroll 16")
 #define APART __attribute__((noinline)) /* in a function by itself, a loop keeps its pointers in registers */
 #define INLINE __attribute__((always_inline)) inline
 
@@ -78,8 +78,17 @@ struct norm {
 };
 
 #define PASTE(a, b) a##_##b
+/* Vectors in the widest tile: with as many sums of a row, aarch64 has registers left, SSE has not. A check defines it to
+   compute the same on both. */
+#ifndef BASELINE_MOST
+#ifdef __aarch64__
+#define BASELINE_MOST 16
+#else
+#define BASELINE_MOST 8
+#endif
+#endif
 #define VECTOR 4
-#define MOST 8
+#define MOST BASELINE_MOST
 #define TARGET
 #define NAME(x) PASTE(x, baseline)
 #include "sparse_level.h"
@@ -128,7 +137,7 @@ int platon_level(void) {
     return BASELINE;
 }
 
-static int64_t widest(int level) { return level == BASELINE ? 32 : 64; }
+static int64_t widest(int level) { return level == BASELINE ? 4 * BASELINE_MOST : 64; }
 
 /* Tokens in a tile: one, the narrowest tile of vectors that holds all tokens that are left, or the widest. */
 static int64_t tile_width(int level, int64_t left) {

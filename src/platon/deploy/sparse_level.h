@@ -1,7 +1,7 @@
 /* The kernel for one vector width. sparse.c includes this file once for each instruction set and defines VECTOR (floats
    in a vector), MOST (vectors in the widest tile), TARGET (a function attribute) and NAME(x) (x with a suffix).
 
-   A tile is 1, 2, 4 or 8 vectors of tokens, or a single token. It is stored feature by feature, the tokens of a feature
+   A tile is 1, 2, 4, 8 or 16 vectors of tokens, or a single token. It is stored feature by feature, the tokens of a feature
    contiguous, so that a weight is broadcast and multiplied with a contiguous vector. */
 
 typedef float NAME(vec) __attribute__((vector_size(4 * VECTOR), aligned(4), may_alias));

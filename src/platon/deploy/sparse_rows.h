@@ -51,8 +51,11 @@ ROWS(NAME(rows_of_one_token), float, 1, 8)
 ROWS(NAME(rows1), VEC, 1, 4)
 ROWS(NAME(rows2), VEC, 2, 2)
 ROWS(NAME(rows4), VEC, 4, 1)
-#if MOST == 8
+#if MOST >= 8
 ROWS(NAME(rows8), VEC, 8, 1)
+#endif
+#if MOST == 16
+ROWS(NAME(rows16), VEC, 16, 1)
 #endif
 
 /* A row block whose rows are all empty: its biases. */
@@ -83,9 +86,14 @@ TARGET static void NAME(compute)(const struct matrix *m, int64_t block, int64_t 
         case 4:
             NAME(rows4)(m, block, tile, sums);
             break;
-#if MOST == 8
-        default:
+#if MOST >= 8
+        case 8:
             NAME(rows8)(m, block, tile, sums);
+            break;
+#endif
+#if MOST == 16
+        default:
+            NAME(rows16)(m, block, tile, sums);
 #endif
         }
     if (m->activation != NONE)
