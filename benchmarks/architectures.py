@@ -42,7 +42,7 @@ from platon.engine.anatomy import heads, neurons, refusals
 from platon.engine.call import mapped, tensors_in
 from platon.engine.sample import Case, attempts
 
-SECONDS, GIGABYTES = 90, 6  # for one type
+SECONDS, GIGABYTES = 90, 6  # of processor time and memory, for one type
 AT_LEAST = 60
 
 # Small numbers for the usual names of sizes; what is not named keeps its default.
@@ -323,7 +323,8 @@ def in_child(name: str) -> dict[str, Any]:
     if child == 0:
         os.close(reading)
         resource.setrlimit(resource.RLIMIT_AS, (GIGABYTES << 30, GIGABYTES << 30))
-        signal.alarm(SECONDS)
+        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 1))
+        signal.alarm(10 * SECONDS)  # one that waits for something
         sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  # until the process ends
         try:
             found = survey(name)
@@ -342,7 +343,7 @@ def in_child(name: str) -> dict[str, Any]:
     if not said:
         why = (
             f"more than {SECONDS} s"
-            if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
+            if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGALRM, signal.SIGXCPU, signal.SIGKILL)
             else f"ended with {status}"
         )
         return {"type": name, "outcome": "not built", "why": why}

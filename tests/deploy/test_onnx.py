@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import platon
 from platon.deploy import onnx
-from platon.engine.anatomy import heads, neurons
+from platon.engine.anatomy import heads, neurons, parts
 
 BERT: dict[str, Any] = {
     "vocab_size": 99,
@@ -137,3 +137,15 @@ def test_missing_packages_are_named(bert: nn.Module, tmp_path: Path, monkeypatch
 def test_no_batch(bert: nn.Module, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="give at least one batch"):
         onnx.export(bert, tmp_path / "model.onnx", [])
+
+
+@pytest.mark.slow
+def test_heads_whose_places_stay(tmp_path: Path) -> None:
+    """BLIP's attention computes with as many heads as before: its linears fill in zeros."""
+    torch.manual_seed(0)
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+    model = zeroed(hf.BlipVisionModel(hf.BlipVisionConfig(**small, image_size=16, patch_size=8)).eval())
+    compacted = platon.compact(model)
+    assert any(part.pattern.padded for part in parts(model))
+    found = onnx.export(compacted, tmp_path / "model.onnx", [{"pixel_values": torch.randn(2, 3, 16, 16)}])
+    assert found.difference <= 1e-5

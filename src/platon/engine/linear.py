@@ -33,10 +33,10 @@ class Padded(nn.Linear):
     """
 
     rows: Tensor
-    columns: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        read = x if self.columns is None else picked(x, self.columns)
+        columns = getattr(self, COLUMNS, None)
+        read = x if columns is None else picked(x, columns)
         made = picked(F.pad(F.linear(read, self.weight), (0, 1)), self.rows)
         return made if self.bias is None else made + self.bias
 
