@@ -40,7 +40,12 @@ RECORD: dict[str, Any] = {
 LINE = {"engine": "eager", "rows": 8, "length": 128}
 SPEED = {
     "machine": {"threads": 2, "processor": "a processor"},
-    "timings": [LINE | {"model": "dense", "median_ms": 30.0}, LINE | {"model": "pruned", "median_ms": 10.0}],
+    "timings": [
+        LINE | {"model": "dense", "median_ms": 30.0},
+        LINE | {"engine": "onnx", "model": "dense", "median_ms": 25.0},
+        LINE | {"engine": "compile", "model": "pruned", "error": "no compiler"},
+        LINE | {"engine": "sparse", "model": "pruned", "median_ms": 10.0},
+    ],
 }
 
 
@@ -131,7 +136,9 @@ def test_a_run_is_uploaded_in_one_commit_with_its_results(
     assert found == {"accuracy": 0.8125, "f1": 0.75}
     assert index["results"][0]["dataset"] == {"name": "GLUE MRPC", "type": "mrpc", "split": "validation"}
     assert 'AutoModelForSequenceClassification.from_pretrained("me/pruned")' in body
-    assert "| eager | 8 × 128 | 30.0 | 10.0 | 3.00 × |" in body
+    assert "| eager | dense | 8 × 128 | 30.0 | 1.00 × |" in body
+    assert "| sparse | pruned | 8 × 128 | 10.0 | 3.00 × |" in body
+    assert body.count("× 128") == 2  # rivals with the dense model, and what failed, are left out
     assert "/home/me" not in body  # paths of this machine are nobody's business
     assert len(body.split("<details>")[0].splitlines()) < 30
 

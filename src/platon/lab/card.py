@@ -136,22 +136,22 @@ def _results(record: dict[str, Any]) -> Iterator[str]:
 
 
 def _speed(speed: dict[str, Any] | None) -> Iterator[str]:
-    """A line for each setting in which both models were measured."""
+    """A line for the dense model, and one for each engine that ran the pruned one; of each size of batch."""
     if speed is None:
         return
-    machine, by_setting = speed["machine"], dict[tuple[Any, ...], dict[str, float]]()
+    yield from ("| engine | model | batch | ms | faster |", "|---|---|---|---|---|")
+    first: dict[tuple[Any, Any], float] = {}  # of each size: the dense model in eager PyTorch
     for line in speed["timings"]:
-        if "error" not in line:
-            setting = (line["engine"], line["rows"], line["length"])
-            by_setting.setdefault(setting, {})[line["model"]] = line["median_ms"]
-    yield from ("| engine | batch | dense, ms | pruned, ms | faster |", "|---|---|---|---|---|")
-    for (engine, rows, length), times in by_setting.items():
-        if {"dense", "pruned"} <= times.keys():
-            shape = f"{rows}" if length is None else f"{rows} × {length}"
-            ratio = times["dense"] / times["pruned"]
-            yield f"| {engine} | {shape} | {times['dense']:.1f} | {times['pruned']:.1f} | {ratio:.2f} × |"
-    threads = f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}"
-    yield from ("", f"Median latency with {threads} of {machine['processor']}, measured with `platon speed`.", "")
+        size = (line["rows"], line["length"])
+        if "median_ms" not in line or (size in first and line["model"] == "dense"):
+            continue
+        taken, (rows, length) = line["median_ms"], size
+        ratio = first.setdefault(size, taken) / taken
+        shape = f"{rows}" if length is None else f"{rows} × {length}"
+        yield f"| {line['engine']} | {line['model']} | {shape} | {taken:.1f} | {ratio:.2f} × |"
+    count, processor = speed["machine"]["threads"], speed["machine"]["processor"]
+    threads = f"{count} thread{'s' if count > 1 else ''}"
+    yield from ("", f"Median latency with {threads} of {processor}, measured with `platon speed`.", "")
 
 
 def _loading(record: dict[str, Any], form: str, name: str) -> Iterator[str]:
