@@ -130,7 +130,8 @@ def _results(record: dict[str, Any]) -> Iterator[str]:
     )
     for split, metrics in record["results"].items():
         for metric, value in metrics.items():
-            twin = f" {100 * dense['results'][split][metric]:.2f} |" if dense else ""
+            before = dense["results"].get(split, {}).get(metric) if dense else None
+            twin = f" {'' if before is None else f'{100 * before:.2f}'} |" if dense else ""
             yield f"| {split} | {metric} | {100 * value:.2f} |{twin}"
     yield ""
 
