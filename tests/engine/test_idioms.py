@@ -101,6 +101,19 @@ class Separate(nn.Module):
         return self.o(mixed.reshape(rows, length, -1))
 
 
+class Product(nn.Linear):
+    """Multiplies by the transpose itself, as Falcon does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.T + self.bias
+
+
+class ByProduct(Packed):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.proj = Product(WIDTH, 3 * WIDTH), Product(WIDTH, WIDTH)
+
+
 class Grouped(nn.Module):
     """Two query heads share a key and a value; keys and values come from one matrix."""
 
@@ -163,6 +176,7 @@ IDIOMS: dict[str, tuple[Callable[[], nn.Module], int, bool]] = {
     "size from the width": (SizeFromWidth, HEADS, True),
     "slopes from the number": (Slopes, HEADS, True),
     "norms, rotary, sinks, gates": (Separate, HEADS, False),
+    "linears of one's own": (ByProduct, HEADS, False),
     "grouped": (Grouped, HEADS // 2, False),
     "divided by their number": (Counted, HEADS, True),
     "one special head": (SpecialHead, HEADS, True),

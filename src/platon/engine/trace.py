@@ -14,6 +14,15 @@ from torch.overrides import TorchFunctionMode
 
 _SMALL_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _CASTS = (Tensor.float, Tensor.half, Tensor.bfloat16)
+_TRANSPOSES = (Tensor.T.__get__, Tensor.mT.__get__, Tensor.t, torch.t)  # type: ignore[attr-defined]
+# Each product, the place and name of its matrix, and of what the matrix is multiplied with.
+_PRODUCTS: dict[Any, tuple[tuple[int, str], tuple[int, str]]] = {
+    F.linear: ((1, "weight"), (0, "input")),
+    torch.addmm: ((2, "mat2"), (1, "mat1")),
+    torch.matmul: ((1, "other"), (0, "input")),
+    Tensor.matmul: ((1, "tensor2"), (0, "self")),
+    Tensor.__matmul__: ((1, "other"), (0, "self")),
+}
 
 
 @dataclass(frozen=True)
@@ -28,13 +37,14 @@ class Watch(TorchFunctionMode):
     """While active, records every use of the given matrices and keeps all computation in float64.
 
     Args:
-        matrices: by name; a use is seen where the parameter itself is given to `linear` or `addmm`.
+        matrices: by name; a use is seen where the parameter itself, or its transpose, is given to a product.
         change: applied to what a matrix reads before it is multiplied; `None` leaves it.
     """
 
     def __init__(self, matrices: Mapping[str, Tensor], change: Callable[[str, Tensor], Tensor] | None = None) -> None:
         super().__init__()
         self.names = {id(matrix): name for name, matrix in matrices.items()}
+        self._transposes: list[Tensor] = []  # kept, so that no other tensor gets the id of one
         self.change = change
         self.uses: list[Use] = []
 
@@ -46,12 +56,17 @@ class Watch(TorchFunctionMode):
             func = Tensor.double
         args = tuple(_wide(arg) for arg in args)
         kwargs = {key: _wide(value) for key, value in kwargs.items()}
-        if func is F.linear or func is torch.addmm:
-            place, key = (1, "weight") if func is F.linear else (2, "mat2")
+        if func in _TRANSPOSES and id(args[0]) in self.names:
+            turned: Tensor = func(*args, **kwargs)
+            self._transposes.append(turned)
+            self.names[id(turned)] = self.names[id(args[0])]
+            return turned
+        if func in _PRODUCTS:
+            (place, key), (given, given_key) = _PRODUCTS[func]
             matrix = args[place] if len(args) > place else kwargs.get(key)
             name = self.names.get(id(matrix))
             if name is not None:
-                place, key = (0, "input") if func is F.linear else (1, "mat1")
+                place, key = given, given_key
                 x = args[place] if len(args) > place else kwargs[key]
                 self.uses.append(Use(name, x))
                 if self.change is not None:
