@@ -22,7 +22,7 @@ from platon.report import run_figure  # noqa: F401
 
 TINY = shlex.split(
     "--train-rows 128 --eval-rows 40 --batch 16 --steps 12 --eval-every 3 --log-every 2 --checkpoint-every 2 "
-    "--every 2 --warmup 1 --cooldown 5 --checkpoints 2"
+    "--every 2 --warmup 1 --cooldown 5 --checkpoints 2 --no-fast"
 )
 SETTINGS: dict[str, list[str]] = {
     "platon": ["--dense", "none"],

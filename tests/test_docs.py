@@ -37,6 +37,7 @@ from transformers.utils import logging
 
 import platon
 from platon import cli
+from platon.deploy import memory
 from platon.lab import tasks
 
 ROOT = Path(__file__).parents[1]
@@ -231,6 +232,8 @@ def test_every_snippet_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / ".cache")
     monkeypatch.syspath_prepend(tmp_path)  # as for a reader's Python, where the page's files can be imported
     monkeypatch.setattr(tasks, "TASKS", dict(tasks.TASKS))
+    # In place of new processes, which take seconds each.
+    monkeypatch.setattr(memory, "measure", lambda models, *words: [{"added_bytes": 1, "peak_bytes": 1}] * len(models))
     logging.disable_progress_bar()
     IN_PLACE[page.stem](tmp_path)
     namespace = {"__name__": "__main__"}

@@ -19,7 +19,7 @@ from platon.lab.record import read_history, read_record
 
 TINY = shlex.split(
     "--train-rows 128 --eval-rows 40 --batch 16 --steps 12 --eval-every 3 --log-every 2 --checkpoint-every 4 "
-    "--every 2 --warmup 1 --cooldown 5 --dense none --keep-checkpoints"
+    "--every 2 --warmup 1 --cooldown 5 --dense none --keep-checkpoints --no-fast"
 )
 
 

@@ -138,7 +138,7 @@ def reference(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Refe
         pq.write_table(table, place / "glue" / "sst2" / f"{split}.parquet")
     words = ["prune", "--task", "sst2", "--data", place, "--model", tiny_bert, "--keep", 0.2, "--batch", 8]
     words += ["--steps", 30, "--warmup", 3, "--cooldown", 12, "--every", 2, "--learning-rate", 0.01]
-    words += ["--eval-every", 5, "--log-every", 1, "--checkpoint-every", 3, "--keep-checkpoints"]
+    words += ["--eval-every", 5, "--log-every", 1, "--checkpoint-every", 3, "--keep-checkpoints", "--no-fast"]
     with contextlib.ExitStack() as stack:
         command = launched(stack, place, (*words, "--output", place / "run"))
         assert command.wait() == 0, command.err
@@ -243,7 +243,7 @@ def test_killed_again_and_again(reference: Reference, start: Start, run: Start, 
 def test_digits_by_their_real_name(tmp_path: Path) -> None:
     """`python -m platon`, dense first: stopped while the twin trains, resumed by what it said."""
     words = [sys.executable, "-m", "platon", "prune", "--train-rows", "128", "--eval-rows", "40", "--steps", "24"]
-    words += ["--checkpoint-every", "2", "--output", str(tmp_path / "run")]
+    words += ["--checkpoint-every", "2", "--no-fast", "--output", str(tmp_path / "run")]
     first = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     end = time.monotonic() + PATIENCE
     while not marker(2)(tmp_path / "run" / "dense") and first.poll() is None:

@@ -149,7 +149,7 @@ def test_the_command_says_what_the_settings_say(tmp_path: Path) -> None:
         flags: dict[str, Any] = {}
         while rest:
             name = rest.pop(0).removeprefix("--").replace("-", "_")
-            if name.removeprefix("no_") in ("augment", "group_by_length"):
+            if name.removeprefix("no_") in ("augment", "fast", "group_by_length"):
                 flags[name.removeprefix("no_")] = not name.startswith("no_")
             else:
                 flags[name] = rest.pop(0)
@@ -170,7 +170,7 @@ def test_no_over_a_recipes_yes_reaches_the_child_process(tmp_path: Path, monkeyp
     class Given(Exception):  # noqa: N818
         pass
 
-    def take(resolved: Any, *others: Any) -> None:
+    def take(resolved: Any, *others: Any, **more: Any) -> None:
         given.append(resolved.settings)
         raise Given
 

@@ -20,7 +20,7 @@ from platon.lab.record import read_record
 
 TINY = shlex.split(
     "--batch 8 --steps 8 --eval-every 4 --log-every 2 --checkpoint-every 3 --every 2 --warmup 1 --cooldown 3 "
-    "--keep 0.3 --learning-rate 1e-3 --checkpoints 9 --keep-checkpoints"
+    "--keep 0.3 --learning-rate 1e-3 --checkpoints 9 --keep-checkpoints --no-fast"
 )
 
 

@@ -18,7 +18,7 @@ from platon.lab.errors import UserError
 from platon.lab.source import Source, find_source
 
 #: `compile` is left out: it compiles every model for every shape, which takes minutes
-ENGINES = ["eager", "onnx", "sparse"]
+ENGINES = ["eager", "sparse", "onnx", "onnx-int8", "openvino", "openvino-int8", "torch-int8"]
 
 
 class Format(StrEnum):
@@ -165,7 +165,8 @@ def _weights(target: Path) -> Iterator[Path]:
 def speed(
     model: Named,
     engine: Annotated[
-        list[str], typer.Option(metavar="NAME", help="eager, compile, onnx or sparse; may be given several times")
+        list[str],
+        typer.Option(metavar="NAME", help="one of these, or compile, which takes minutes; may be given several times"),
     ] = ENGINES,
     batch: Annotated[list[int], typer.Option(metavar="N", help="rows in a batch; may be given several times")] = [1, 8],  # noqa: B006
     length: Annotated[
@@ -185,8 +186,9 @@ def speed(
     """Measure a model beside a dense one: latency, throughput, size, memory, and the task's metric.
 
     Of a run, the pruned model is the compact one, or the sparse one, where there is one. Without a dense twin, the
-    model with its zeros takes its place: dense kernels take the same time whatever the values are. The engine sparse
-    is compared with the dense model in eager PyTorch.
+    model with its zeros takes its place: dense kernels take the same time whatever the values are. The dense model in
+    eager PyTorch is what all are compared with. ONNX Runtime, OpenVINO and PyTorch's int8 are measured in the same
+    turns, each with the task's metric, where they are installed (the extra named rivals).
 
     Example: [bold]platon speed runs/mrpc --engine eager --engine onnx --batch 8 --length 128[/bold]
     """
@@ -220,7 +222,7 @@ def measure_speed(
             from platon.lab.finished import open_source
 
             _, prepared, evaluate_model = open_source(source, task, data, eval_rows=None if metric else 8)
-            inputs = prepared.batch()
+            inputs = prepared.batch(rows=64)
         found = deployment.measure(
             source.form("compact", "sparse"),
             source.form("dense/model") if dense is None else dense.folder,

@@ -73,6 +73,7 @@ def prune(
 
         resolved = settings_to_resume(folder, resolved)
     _check_early(resolved, RunFolder(folder), resume)
+    from platon.deploy.ship import ship
     from platon.deploy.shrink import shrink
     from platon.lab import process_group
     from platon.lab.printer import Printer
@@ -80,7 +81,7 @@ def prune(
     from platon.report.run_figure import draw_run
 
     printer = Printer(show_progress, TrainingBar if console.is_terminal else None, show_warning)
-    record = run_prune(resolved, folder, resume, printer, shrink)
+    record = run_prune(resolved, folder, resume, printer, shrink, ship=ship)
     first, several = process_group.is_first(), process_group.count() > 1
     process_group.leave()
     if first:
@@ -128,16 +129,21 @@ def _show_results(record: dict[str, Any], folder: Path, figures: Path) -> None:
         console.print(notice, style="yellow")
     shown = [("model", folder / "model"), ("record", folder / "record.json"), ("figures", figures)]
     small = record.get("compact")
+    fast = record.get("fast")
+    if fast and "error" not in fast:
+        shown.insert(1, ("fast", folder / "fast"))
     if small and "error" not in small:
         shown.insert(1, ("compact", folder / "compact"))
+    if small and "error" not in small and not fast:
         try:
             measure_speed(find_source(str(folder)), metric=False, rows=(8,), rounds=10)
         except UserError as error:  # the run itself is complete
             console.print(f"{'speed':8} not measured: {escape(str(error))}")
     for what, path in shown:
         console.print(f"{what:8} {escape(str(path))}")
-    if small and "error" in small:
-        console.print(f"{'compact':8} not made: {escape(small['error'])}")
+    for name, found in {"compact": small, "fast": fast}.items():
+        if found and "error" in found:
+            console.print(f"{name:8} not made: {escape(found['error'])}")
     console.print("\nNext:", style="bold")
     for command, what in _next_commands(record, folder):
         console.print(f"  {escape(command)}  [dim]{what}[/dim]")
@@ -173,31 +179,49 @@ def _share_notice(record: dict[str, Any]) -> str | None:
 
 
 def _table(record: dict[str, Any]) -> Table:
-    """The results; the dense twin's beside them, if there is one."""
+    """The results; beside them those of the dense twin and of the fast model, where there are any."""
     from platon.lab.duration import in_words
 
-    pruned = record["method"] != "dense"  # or held: pruned before
     table = Table(title=f"{record['task']}, {record['method']}", title_justify="left")
     table.add_column("")
-    columns = ([("dense", record["dense"])] if record["dense"] else []) + [("pruned" if pruned else "dense", record)]
-    for name, _ in columns:
-        table.add_column(name, justify="right")
+    name = "pruned" if record["method"] != "dense" else "dense"
+    trained = ({"dense": record["dense"]} if record["dense"] else {}) | {name: record}
+    fast = record.get("fast") or {}
+    shown = trained | ({"fast": fast} if fast and "error" not in fast else {})
+    for column in shown:
+        table.add_column(column, justify="right")
+
+    def add(label: str, values: dict[str, str]) -> None:
+        table.add_row(label, *(values.get(column, "") for column in shown))
+
     for split, metrics in record["results"].items():
         for metric in metrics:
             label = metric if len(record["results"]) == 1 else f"{split} {metric}"
-            table.add_row(label, *(f"{100 * found['results'][split][metric]:.2f} %" for _, found in columns))
+            add(label, {column: f"{100 * one['results'][split][metric]:.2f} %" for column, one in shown.items()})
     shares = {"dense": "100 %", "pruned": f"{record['kept']:.2%}"}
-    table.add_row("prunable weights kept", *(shares[name] for name, _ in columns))
-    table.add_row("parameters that are not zero", *(f"{found['parameters']['left']:,}" for _, found in columns))
-    table.add_row("size on disk", *(f"{found['bytes'] / 1e6:.2f} MB" for _, found in columns))
+    add("prunable weights kept", {column: shares[column] for column in trained})
+    add("parameters that are not zero", {column: f"{one['parameters']['left']:,}" for column, one in trained.items()})
+    add("size on disk", {column: _megabytes(one["bytes"]) for column, one in shown.items()})
+    if "fast" in shown:
+        beside = next(iter(trained))  # what the fast model was compared with
+        taken, memory = fast["milliseconds"], fast["memory"]
+        added = {beside: memory["dense"], "fast": memory["fast"]}
+        add("memory to load and run it", {column: _megabytes(one) for column, one in added.items() if one is not None})
+        rows, length = fast["batch"]
+        batch = f"{rows} rows" if length is None else f"{rows} × {length} tokens"
+        add(f"milliseconds, {batch}", {beside: f"{taken['dense']:.2f}", "fast": f"{taken['fast']:.2f}"})
+        add("times as fast", {"fast": f"{taken['dense'] / taken['fast']:.2f} ×"})
     small = record.get("compact")
     if small and "error" not in small:
-        before = [""] * (len(columns) - 1)
-        table.add_row("parameters of the compact model", *before, f"{small['parameters']:,}")
-        table.add_row("its size on disk", *before, f"{small['bytes'] / 1e6:.2f} MB")
-        table.add_row("largest difference of its outputs", *before, f"{small['difference']:.1e}")
-    table.add_row("time", *(in_words(found["seconds"]) for _, found in columns))
+        add("parameters of the compact model", {name: f"{small['parameters']:,}"})
+        add("its size on disk", {name: _megabytes(small["bytes"])})
+        add("largest difference of its outputs", {name: f"{small['difference']:.1e}"})
+    add("time", {column: in_words(one["seconds"]) for column, one in shown.items()})
     return table
+
+
+def _megabytes(count: float) -> str:
+    return f"{count / 1e6:.2f} MB"
 
 
 def sweep(

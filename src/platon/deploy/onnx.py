@@ -92,6 +92,7 @@ class Session:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         self.names = tuple(one.name for one in self._session.get_inputs())
+        self.outputs = tuple(one.name for one in self._session.get_outputs())
 
     def __call__(self, batch: Mapping[str, Tensor]) -> list[Tensor]:
         """The outputs for a batch; inputs that the file does not have are left out."""

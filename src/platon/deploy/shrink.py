@@ -45,8 +45,8 @@ def shrink(model: nn.Module, batch: Mapping[str, Tensor], folder: Path, processo
     }
 
 
-def largest_difference(model: nn.Module, small: nn.Module, batch: Mapping[str, Tensor]) -> float:
-    """Of any output on the batch; refused when it is more than rounding."""
+def largest_difference(model: nn.Module, small: nn.Module, batch: Mapping[str, Tensor], limit: float = LIMIT) -> float:
+    """Of any output on the batch; refused when it is more than rounding: `limit`, relative to the largest output."""
     device = next(model.parameters()).device
     inputs = {name: tensor.to(device) for name, tensor in batch.items()}
     training = model.training
@@ -59,7 +59,7 @@ def largest_difference(model: nn.Module, small: nn.Module, batch: Mapping[str, T
     for name, one in ours.items():
         if isinstance(one, Tensor):
             difference = float((one - theirs[name]).abs().max())
-            if not difference <= LIMIT * max(1.0, float(one.abs().max())):
-                raise ValueError(f"the compact model differs from the pruned one: {name} by {difference:.2g}")
+            if not difference <= limit * max(1.0, float(one.abs().max())):
+                raise ValueError(f"the smaller model differs from the pruned one: {name} by {difference:.2g}")
             largest = max(largest, difference)
     return largest

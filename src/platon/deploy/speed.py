@@ -1,73 +1,34 @@
-"""Measures models beside each other: latency, throughput, size on disk, peak memory, and the task's metric.
+"""Measures models beside each other: latency, throughput, size on disk, memory, and the task's metric.
 
-Everything is measured on the CPU; nothing is estimated. The models take turns, so that other load on the machine
-affects all of them alike. The first one is the reference that the others are compared with.
-
-An engine here is an inference engine, as `platon speed --engine` names them: eager PyTorch, its compiler, ONNX Runtime,
-or eager PyTorch with sparse layers.
+Everything is measured on the CPU; nothing is estimated. All models in all engines (engine.py) take turns, so that other
+load on the machine affects all of them alike. The first model in eager PyTorch is what the others are compared with.
 """
 
 from __future__ import annotations
 
 import platform
 import statistics
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from platon.deploy import onnx, storage
+from platon.deploy import memory, onnx, storage
+from platon.deploy.engine import ENGINES, Batch, Call, Subject
 from platon.deploy.loading import load as opened
-from platon.deploy.sparse import sparsify
 
-FORMAT = 1
-Batch = Mapping[str, Tensor]
-Call = Callable[[Batch], Any]
-InferenceEngine = Callable[[Callable[[], nn.Module], Batch, Path], Call]
+FORMAT = 2
+LIMIT = 64  # real rows that engines calibrate with
 
-
-def eager(open_model: Callable[[], nn.Module], batch: Batch, place: Path) -> Call:
-    """PyTorch without compilation."""
-    model = open_model()
-    return lambda batch: model(**batch)
-
-
-def compiled(open_model: Callable[[], nn.Module], batch: Batch, place: Path) -> Call:
-    """`torch.compile`, once for every shape."""
-    torch.compiler.reset()  # otherwise it stops compiling, without a message, after a few shapes of one function
-    model = torch.compile(open_model(), dynamic=False)
-    return lambda batch: model(**batch)
-
-
-def onnx_runtime(open_model: Callable[[], nn.Module], batch: Batch, place: Path) -> Call:
-    """ONNX Runtime, on a file in `place` that is exported and checked if it is not there yet."""
-    path = place / "model.onnx"
-    if not path.exists():
-        onnx.export(open_model(), path, [batch])
-    return onnx.Session(path)
-
-
-def sparse(open_model: Callable[[], nn.Module], batch: Batch, place: Path) -> Call:
-    """PyTorch with linear layers that skip zeros, where that is faster on this machine."""
-    tokens = next(iter(batch.values()))
-    model = sparsify(open_model(), tokens=max(1, tokens.shape[0] * (tokens.shape[1] if tokens.dim() == 2 else 1)))
-    return lambda batch: model(**batch)
-
-
-#: By the name that a user types. An engine gets a function that opens the model, a batch of at least two rows to trace
-#: or compile with, and a folder for its files; it returns a function that runs a batch.
-ENGINES: dict[str, InferenceEngine] = {"eager": eager, "compile": compiled, "onnx": onnx_runtime, "sparse": sparse}
+# Engines that gain nothing from zeros: they are measured with the dense model alone, unless the pruned one is smaller.
+_DENSE = ("compile", "onnx", "onnx-int8", "openvino", "openvino-int8", "torch-int8")
 
 
 @dataclass(frozen=True)
@@ -112,51 +73,115 @@ def measure(
     before = torch.get_num_threads()
     torch.set_num_threads(setting.threads or before)
     try:
-        models = {name: opened(folder) for name, folder in folders.items()}
-        metrics = {name: None if metric is None else metric(model) for name, model in models.items()}
-        for model in models.values():
-            model.cpu().eval()  # the metric may have moved it
-        found: dict[str, Any] = {
-            "format": FORMAT,
-            "machine": _machine(),
-            "rounds": setting.rounds,
-            "models": {
-                name: {
-                    "parameters": sum(p.numel() for p in model.parameters()),
-                    "bytes": storage.size_on_disk(folders[name]),
-                    "metrics": metrics[name],
-                }
-                for name, model in models.items()
-            },
-            "timings": [],
-            "memory": [],
-        }
-        shapes, reference = _shapes(batch, setting), next(iter(folders))
-        for engine in setting.engines:
-            with TemporaryDirectory() as kept:
-                places = {name: Path(kept) / str(number) for number, name in enumerate(folders)}
-                for place in places.values():
-                    place.mkdir()
-                # The first model is the dense reference: the sparse engine is compared with ordinary, eager PyTorch.
-                engines = dict.fromkeys(folders, engine) | ({reference: "eager"} if engine == "sparse" else {})
-                for rows, length in shapes:
-                    made = _timings(models, engines, batch, rows, length, places, setting.rounds)
-                    found["timings"] += [{"engine": engine, "rows": rows, "length": length, **line} for line in made]
-                    tell(_progress(engine, rows, length, made))
-                inputs = shaped(batch, rows, length)
-                with ThreadPoolExecutor() as pool:  # each waits for a process, whose peak others do not change
-                    peaks = {
-                        name: pool.submit(_memory, engines[name], folders[name], inputs, places[name])
-                        for name in folders
-                    }
-                for name, one in peaks.items():
-                    peak = one.result()
-                    found["memory"].append({"engine": engine, "rows": rows, "length": length, "model": name} | peak)
-                    shown = f"{peak['peak_bytes'] / 1e6:,.0f} MB" if "peak_bytes" in peak else peak["error"]
-                    tell(f"{engine}, memory of the {name} model: {shown}")
-        return found
+        with TemporaryDirectory() as place, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # those of compilers and exporters
+            return _measure(folders, batch, setting, metric, tell, Path(place))
     finally:
         torch.set_num_threads(before)
+
+
+def _measure(
+    folders: Mapping[str, Path],
+    batch: Batch,
+    setting: Setting,
+    metric: Callable[[nn.Module], Any] | None,
+    tell: Callable[[str], None],
+    place: Path,
+) -> dict[str, Any]:
+    models = {name: opened(folder) for name, folder in folders.items()}
+    sizes = {name: sum(p.numel() for p in model.parameters()) for name, model in models.items()}
+    found: dict[str, Any] = {
+        "format": FORMAT,
+        "machine": _machine(),
+        "rounds": setting.rounds,
+        "models": {name: {"parameters": sizes[name], "bytes": storage.size_on_disk(folders[name])} for name in folders},
+        "contenders": [],
+        "timings": [],
+    }
+    contenders = _contenders(setting.engines, sizes)
+    shapes = _shapes(batch, setting)
+    for rows, length in shapes:
+        example, inputs = shaped(batch, max(2, rows), length), shaped(batch, rows, length)
+        real = {name: tensor[:LIMIT] for name, tensor in batch.items() if name not in onnx.LABELS}
+        calls: dict[Contender, Call] = {}
+        for one in contenders:
+            own = place / f"{one.model}-{'onnx' if one.engine.startswith(('onnx', 'openvino')) else one.engine}"
+            own.mkdir(exist_ok=True)
+            subject = Subject(partial(_given, models[one.model]), example, real, own)
+            first = (rows, length) == shapes[0]
+            try:
+                with torch.no_grad():
+                    ready = ENGINES[one.engine](subject)
+                    ready.call(inputs)
+            except Exception as error:  # an engine that fails must not end the measurement of the others
+                said = _sentence(error, length, models[one.model])
+                found["timings"].append({**one._asdict(), "rows": rows, "length": length, "error": said})
+                tell(f"{one}, {_shape(rows, length)}: {said}")
+                continue
+            calls[one] = ready.call
+            if first:
+                line = {**one._asdict(), "bytes": sum(path.stat().st_size for path in ready.files)}
+                line["bytes"] = line["bytes"] or found["models"][one.model]["bytes"]
+                line["metrics"] = None if metric is None else _metric(metric, one, ready.call, models[one.model])
+                found["contenders"].append(line | {"place": own})
+                tell(f"{one}: {line['bytes'] / 1e6:.2f} MB{_told(line['metrics'])}")
+        for one, seconds in take_turns(calls, inputs, setting.rounds).items():
+            line = {**one._asdict(), "rows": rows, "length": length, **_numbers(seconds, rows)}
+            found["timings"].append(line)
+            tell(f"{one}, {_shape(rows, length)}: {line['median_ms']:.3g} ms")
+    lines = found["contenders"]
+    peaks = memory.measure(
+        [(line["engine"], folders[line["model"]], line.pop("place")) for line in lines], inputs, torch.get_num_threads()
+    )
+    for line, peak in zip(lines, peaks, strict=True):
+        line |= {"added_bytes": peak.get("added_bytes"), "peak_bytes": peak.get("peak_bytes")}
+    return found
+
+
+class Contender(NamedTuple):
+    """A model in an engine."""
+
+    engine: str
+    model: str
+
+    def __str__(self) -> str:
+        return f"{self.engine}, {self.model}"
+
+
+def _contenders(engines: Sequence[str], sizes: Mapping[str, int]) -> list[Contender]:
+    """Who takes part: first the reference, which is the first model in eager PyTorch."""
+    reference, *others = sizes
+    found = [Contender("eager", reference)]
+    for engine in engines:
+        smaller = [name for name in others if engine not in _DENSE or sizes[name] != sizes[reference]]
+        found += [Contender(engine, name) for name in ([] if engine == "sparse" else [reference]) + smaller]
+    return list(dict.fromkeys(found))
+
+
+class _Answers(nn.Module):
+    """An engine as a module, for those who evaluate modules."""
+
+    def __init__(self, call: Call, model: Any) -> None:
+        super().__init__()
+        self.call, self.config, self.main_input_name = call, model.config, model.main_input_name
+
+    def forward(self, **batch: Tensor) -> dict[str, Tensor]:
+        found = self.call({name: tensor for name, tensor in batch.items() if name not in onnx.LABELS})
+        return {"loss": torch.zeros(()), **{name: one for name, one in found.items() if isinstance(one, Tensor)}}
+
+
+def _metric(metric: Callable[[nn.Module], Any], one: Contender, call: Call, model: nn.Module) -> Any:
+    """Measured through the engine; of `compile` through the model, for it would compile every shape."""
+    return metric(model if one.engine in ("eager", "compile") else _Answers(call, model))
+
+
+def _told(metrics: Any) -> str:
+    flat = [f", {name} {value:.4g}" for split in (metrics or {}).values() for name, value in split.items()]
+    return flat[0] if flat else ""
+
+
+def _shape(rows: int, length: int | None) -> str:
+    return f"{rows} rows" if length is None else f"{rows} × {length} tokens"
 
 
 def shaped(batch: Batch, rows: int, length: int | None) -> dict[str, Tensor]:
@@ -174,39 +199,12 @@ def shaped(batch: Batch, rows: int, length: int | None) -> dict[str, Tensor]:
 
 
 def _shapes(batch: Batch, setting: Setting) -> list[tuple[int, int | None]]:
-    text = any(tensor.ndim == 2 and not tensor.is_floating_point() for tensor in batch.values())
-    return [(rows, length) for length in (setting.lengths if text else (None,)) for rows in setting.rows]
+    return [(rows, length) for length in (setting.lengths if is_text(batch) else (None,)) for rows in setting.rows]
 
 
-def _timings(
-    models: Mapping[str, nn.Module],
-    engines: Mapping[str, str],
-    batch: Batch,
-    rows: int,
-    length: int | None,
-    places: Mapping[str, Path],
-    rounds: int,
-) -> list[dict[str, Any]]:
-    """The times of every model, or one entry with the error of an engine that fails."""
-    example = shaped(batch, max(2, rows), length)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # those of the compiler and the exporter
-        try:
-            with torch.no_grad():
-                calls = {
-                    name: ENGINES[engines[name]](partial(_given, model), example, places[name])
-                    for name, model in models.items()
-                }
-            seconds = _take_turns(calls, shaped(batch, rows, length), rounds)
-        except Exception as error:  # an engine that fails must not end the measurement of the others
-            return [{"error": _sentence(error, length, next(iter(models.values())))}]
-    return [{"model": name, **_numbers(times, rows)} for name, times in seconds.items()]
-
-
-def _progress(engine: str, rows: int, length: int | None, lines: Sequence[Mapping[str, Any]]) -> str:
-    shape = f"{rows} rows" if length is None else f"{rows} × {length} tokens"
-    found = (line["error"] if "error" in line else f"{line['model']} {line['median_ms']:.3g} ms" for line in lines)
-    return f"{engine}, {shape}: {', '.join(found)}"
+def is_text(batch: Batch) -> bool:
+    """Whether a batch has rows of tokens, which can be made shorter or longer."""
+    return any(tensor.ndim == 2 and not tensor.is_floating_point() for tensor in batch.values())
 
 
 def _given(model: nn.Module) -> nn.Module:
@@ -214,8 +212,9 @@ def _given(model: nn.Module) -> nn.Module:
 
 
 @torch.inference_mode()
-def _take_turns(calls: Mapping[str, Callable[[Batch], Any]], batch: Batch, rounds: int) -> dict[str, list[float]]:
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
+def take_turns(calls: Mapping[Any, Call], batch: Batch, rounds: int) -> dict[Any, list[float]]:
+    """The seconds of each call in each round, after two rounds that are not counted."""
+    seconds: dict[Any, list[float]] = {name: [] for name in calls}
     for _ in range(2):  # warm-up: compiles, allocates, fills caches
         for call in calls.values():
             call(batch)
@@ -242,18 +241,6 @@ def _sentence(error: Exception, length: int | None, model: Any) -> str:
     if length is not None and most is not None and length > most:
         return f"the model takes at most {most} tokens, got {length}"
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-
-
-def _memory(engine: str, folder: Path, batch: Batch, place: Path) -> dict[str, Any]:
-    """The peak memory of a process that only loads the model and runs it once."""
-    file = place / "batch.safetensors"
-    save_file(dict(batch), file)
-    words = [engine, str(folder), str(file), str(place), str(torch.get_num_threads())]
-    command = [sys.executable, "-m", "platon.deploy.memory", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        return {"error": " ".join(done.stderr.strip().rpartition("\n")[2].split())[:200]}
-    return {"peak_bytes": int(done.stdout.split()[-1])}
 
 
 def _machine() -> dict[str, Any]:

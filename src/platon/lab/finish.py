@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from platon.engine.methods import METHODS
 from platon.engine.pruner import Pruner
 from platon.engine.units import weights
 from platon.lab import checkpoint, process_group
+from platon.lab.arguments import evaluation_arguments
 from platon.lab.best_model import save_model
 from platon.lab.card import model_card
 from platon.lab.convergence import why_not_converged
 from platon.lab.file import remove, write_json, write_text
 from platon.lab.folder import RunFolder
 from platon.lab.record import FORMAT
-from platon.lab.trainer import Results
+from platon.lab.trainer import LabTrainer, Results
 from platon.lab.training import Training
 
 #: makes a smaller model of one that was pruned in groups: the model, inputs to check it on, the folder to save it in
@@ -28,14 +31,29 @@ from platon.lab.training import Training
 Shrink = Callable[[Any, dict[str, Any], Path, Any], dict[str, Any]]
 
 
-def finish(training: Training, shrink: Shrink | None, dense: dict[str, Any] | None) -> dict[str, Any]:
+class Deploy(NamedTuple):
+    """What makes models small and fast; `lab` itself does not know how.
+
+    Args:
+        shrink: makes a smaller model of one that was pruned in groups.
+        ship: writes the model as it is deployed on a CPU and measures it: the folders of the pruned model, of the one
+            to compare with and of the one to write, inputs, the processor, and a function that evaluates a model ->
+            what the record says of it.
+    """
+
+    shrink: Shrink | None = None
+    ship: Callable[..., dict[str, Any]] | None = None
+
+
+def finish(training: Training, deploy: Deploy, dense: dict[str, Any] | None) -> dict[str, Any]:
     """Save the best model and the record, which is written last; `dense` is the twin's record."""
     process_group.wait_for_all()  # the first process may still be writing the best model
     training.checkpoints.detach()
     results = _measured(training) | training.trainer.measure(training.prepared.test)
     with process_group.first_process_only() as first:
-        compact = _save(training, shrink) if first else None
-    record = _record(training, results, compact, dense)
+        compact = _save(training, deploy.shrink) if first else None
+        fast = _ship(training, deploy.ship, compact) if first else None
+    record = _record(training, results, compact, dense) | {"fast": fast}
     with process_group.first_process_only() as first:
         if first:
             write_text(training.folder.model / "README.md", model_card(record))
@@ -67,6 +85,29 @@ def _save(training: Training, shrink: Shrink | None) -> dict[str, Any] | None:
         return shrink(model, prepared.batch(), folder.compact, prepared.processor)
     except ValueError as error:  # the run is complete without it
         return {"error": str(error)}
+
+
+def _ship(training: Training, ship: Callable[..., dict[str, Any]] | None, compact: Any) -> dict[str, Any] | None:
+    """Write and measure the fast model, on a CPU and if anything was pruned."""
+    folder, prepared, settings = training.folder, training.prepared, training.resolved.settings
+    on_cpu = training.trainer.args.device.type == "cpu"
+    if ship is None or not settings.fast or not on_cpu or training.checkpoints.pruner is None:
+        return None
+    training.printer.line(f"writing the model as it is deployed to {folder.fast}, and measuring it")
+    source = folder.compact if compact is not None and "error" not in compact else folder.model
+    reference = folder.dense.model if folder.dense.is_finished else folder.model
+    try:
+        return ship(source, reference, folder.fast, prepared.batch(), prepared.processor, partial(_evaluate, training))
+    except ValueError as error:  # the run is complete without it
+        return {"error": str(error)}
+
+
+def _evaluate(training: Training, model: Any) -> Results:
+    """The task's results of another model."""
+    settings, prepared = training.resolved.settings, training.prepared
+    with tempfile.TemporaryDirectory() as place:
+        arguments = evaluation_arguments(settings, prepared, Path(place))
+        return LabTrainer(settings, training.steps, prepared, model=model, args=arguments).measure()
 
 
 def _record(

@@ -10,7 +10,7 @@ from pathlib import Path
 from platon.lab.file import link_error
 
 RECORD, HISTORY, PROBE, STARTED, LOCK = "record.json", "history.jsonl", "probe.jsonl", "run.json", ".lock"
-_FOLDERS = ("checkpoints", "model", "compact", "sparse", "onnx", "dense", "figures")
+_FOLDERS = ("checkpoints", "model", "compact", "fast", "sparse", "onnx", "dense", "figures")
 _FILES = (RECORD, HISTORY, PROBE, STARTED, LOCK, "speed.json")
 
 
@@ -25,6 +25,7 @@ class RunFolder:
         checkpoints/    checkpoint-N: what the run resumes from; removed when it is finished, unless asked otherwise
         best-N/         the best model so far, saved at step N; removed when the run is finished
         model/          the finished model, for `from_pretrained`
+        fast/           the model as it is deployed on a CPU, for `platon.load`
         compact/, sparse/, onnx/   the model in other forms
         speed.json, figures/       what `platon speed` and the report add
         dense/          the run folder of the dense twin
@@ -70,6 +71,10 @@ class RunFolder:
     @property
     def compact(self) -> Path:
         return self.path / "compact"
+
+    @property
+    def fast(self) -> Path:
+        return self.path / "fast"
 
     @property
     def sparse(self) -> Path:

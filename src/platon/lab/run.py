@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from platon.lab import checkpoint, process_group, tasks
 from platon.lab.attachment import Attach, Attachment
 from platon.lab.claim import claimed, explaining_write_errors
 from platon.lab.errors import UserError, nearest
-from platon.lab.finish import Shrink, finish, remove_remains
+from platon.lab.finish import Deploy, Shrink, finish, remove_remains
 from platon.lab.folder import RunFolder
 from platon.lab.order import NothingToTrain
 from platon.lab.overview import introduce
@@ -36,6 +37,7 @@ def prune(
     printer: Printer | None = None,
     shrink: Shrink | None = None,
     attach: Attach | None = None,
+    ship: Callable[..., dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Run to the end, with the dense twin where the settings ask for it; returns the record.
 
@@ -46,15 +48,16 @@ def prune(
         printer: prints progress, in the first process; nothing by default.
         shrink: makes a smaller model of one that was pruned in groups.
         attach: builds objects that take part in the training of the pruned model, beside the settings' teacher.
+        ship: writes the model as it is deployed on a CPU, and measures it.
     """
     process_group.join()
     printer = printer if printer is not None and process_group.is_first() else Printer()
-    settings, run = resolved.settings, RunFolder(folder)
+    settings, run, deploy = resolved.settings, RunFolder(folder), Deploy(shrink, ship)
     _check_method(settings)  # before the twin is trained, not after
     check_teacher(settings)
     with claimed(folder, resolved, resume):
         if METHODS[settings.method].score is None or settings.dense == "none":
-            return _run(resolved, run, printer, shrink, attach=_all(attach, attach_teacher))
+            return _run(resolved, run, printer, deploy, attach=_all(attach, attach_teacher))
         twin = replace(resolved, settings=replace(settings, method="dense", dense="none", teacher="none"))
         printer.line(f"training the dense twin in {run.dense.path}")
         with claimed(run.dense.path, twin, resume or run.dense.path.exists()):
@@ -66,7 +69,7 @@ def prune(
         printer.line(f"pruning {aim} while fine-tuning")
         start = str(run.dense.model) if settings.dense == "first" else None
         teacher = partial(attach_teacher, twin=run.dense.model)
-        return _run(resolved, run, printer, shrink, start, dense, _all(attach, teacher))
+        return _run(resolved, run, printer, deploy, start, dense, _all(attach, teacher))
 
 
 def _all(*attachers: Attach | None) -> Attach:
@@ -91,7 +94,7 @@ def _run(
     resolved: ResolvedSettings,
     run: RunFolder,
     printer: Printer,
-    shrink: Shrink | None = None,
+    deploy: Deploy = Deploy(),  # noqa: B008  # it holds nothing that changes
     start: str | None = None,
     dense: dict[str, Any] | None = None,
     attach: Attach | None = None,
@@ -119,7 +122,7 @@ def _run(
     training.checkpoints.clock = lambda: earlier + time.monotonic() - began
     with explaining_write_errors(run.path):
         _train(training, last)
-        return finish(training, shrink, dense)
+        return finish(training, deploy, dense)
 
 
 def _prepare(settings: Settings, start: str | None) -> Prepared:

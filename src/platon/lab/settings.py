@@ -143,6 +143,9 @@ class Settings:
     )
     checkpoints: Whole = setting(2, "Records", "complete checkpoints to keep", ge=1)
     keep_checkpoints: Flag = setting(False, "Records", "keep the checkpoints of a run that is finished")
+    fast: Flag = setting(
+        True, "Records", "on a CPU, also write the model as it is deployed there, fast/, and measure it"
+    )
     report_to: Literal["none", "tensorboard", "wandb"] = setting("none", "Records", "none, tensorboard or wandb")
 
 

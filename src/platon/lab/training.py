@@ -49,6 +49,7 @@ class Training:
         best: knows the best model so far.
         stop: knows whether a signal has arrived.
         progress: shows the progress.
+        printer: prints progress.
     """
 
     resolved: ResolvedSettings
@@ -60,6 +61,7 @@ class Training:
     best: BestModelCallback
     stop: StopCallback
     progress: ProgressCallback
+    printer: Printer
 
 
 def assemble(
@@ -89,7 +91,7 @@ def assemble(
         progress,
         best,
     ]
-    return Training(resolved, folder, steps, prepared, trainer, checkpoints, best, stop, progress)
+    return Training(resolved, folder, steps, prepared, trainer, checkpoints, best, stop, progress, printer)
 
 
 def make_trainer(

@@ -44,7 +44,12 @@ class Trial:
     @property
     def resolved(self) -> ResolvedSettings:
         """All of its settings."""
-        return resolve(self.recipe, None, self.flags)
+        return resolve(self.recipe, None, self._flags)
+
+    @property
+    def _flags(self) -> dict[str, Any]:
+        """A sweep compares results: its runs write and measure no fast model unless the file says so."""
+        return {"fast": False, **self.flags}
 
     @property
     def is_finished(self) -> bool:
@@ -56,7 +61,7 @@ class Trial:
         if RunFolder(self.folder).is_started:
             return [*command, "--resume"]
         options = [] if self.recipe is None else ["--recipe", self.recipe]
-        for name, value in self.flags.items():
+        for name, value in self._flags.items():
             option = name.replace("_", "-")
             if isinstance(value, bool):
                 # False is said too: a recipe may say True.

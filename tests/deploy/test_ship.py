@@ -1,0 +1,97 @@
+"""The folder that a run on a CPU ends with, and what the run says about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+import platon
+from platon.cli import training
+from platon.deploy import memory
+from platon.deploy.ship import ship
+from platon.deploy.shrink import shrink
+from platon.deploy.speed import opened
+from platon.lab.printer import Printer
+from platon.lab.record import read_record
+from platon.lab.run import prune
+from platon.lab.settings import resolve
+from platon.lab.sweep.spec import Trial
+
+TINY: dict[str, Any] = {"train_rows": 64, "eval_rows": 24, "batch": 16, "steps": 4, "keep": 0.1, "eval_every": 4}
+TINY |= {"warmup": 0.0, "cooldown": 1.0, "checkpoint_every": 4, "dense": "none"}
+
+
+@pytest.fixture(autouse=True)
+def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is measured in processes of their own, which tests of memory.py start."""
+    found = [{"added_bytes": 8_000_000, "peak_bytes": 9_000_000}, {"added_bytes": 2_000_000, "peak_bytes": 3_000_000}]
+    monkeypatch.setattr(memory, "measure", lambda models, *words: found)
+
+
+def printed(record: dict[str, Any]) -> str:
+    console = Console(width=100)
+    with console.capture() as captured:
+        console.print(training._table(record))
+    return captured.get()
+
+
+def test_a_run_ends_with_the_folder_that_is_deployed(tmp_path: Path) -> None:
+    lines: list[str] = []
+    folder = tmp_path / "run"
+    record = prune(resolve(flags=TINY), folder, printer=Printer(lines.append), ship=ship)
+    found = record["fast"]
+    assert read_record(folder)["fast"] == found
+    fast, pruned = platon.load(folder / "fast"), opened(folder / "model")
+    pixels = torch.randn(2, 1, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(pixels).logits, pruned(pixels).logits, rtol=1e-4, atol=1e-5)
+    assert found["results"] == record["results"], "measured through the folder"
+    assert found["bytes"] == (folder / "fast" / "model.safetensors").stat().st_size
+    assert found["milliseconds"].keys() == {"dense", "fast"}
+    assert found["memory"] == {"dense": 8_000_000, "fast": 2_000_000}
+    assert found["batch"] == [8, None]
+    assert found["difference"] < 1e-4
+    assert (folder / "fast" / "preprocessor_config.json").exists()
+    assert f"writing the model as it is deployed to {folder / 'fast'}, and measuring it" in lines
+    text = printed(record)
+    for words in ("fast", "memory to load and run it", "8.00 MB", "2.00 MB", "milliseconds, 8 rows", "times as fast"):
+        assert words in text
+    ratio = found["milliseconds"]["dense"] / found["milliseconds"]["fast"]
+    assert f"{ratio:.2f} ×" in text
+
+
+def test_a_structured_run_ships_its_compact_model(tmp_path: Path) -> None:
+    flags = {**TINY, "units": "heads+neurons", "keep": 0.5}
+    record = prune(resolve(flags=flags), tmp_path / "run", shrink=shrink, ship=ship)
+    fast, small = platon.load(tmp_path / "run" / "fast"), platon.load(tmp_path / "run" / "compact")
+    layers = [model.vit.layers for model in (fast, small)]
+    assert [layer.mlp.fc1.out_features for layer in layers[0]] == [layer.mlp.fc1.out_features for layer in layers[1]]
+    assert record["fast"]["results"] == record["results"]
+
+
+def test_what_cannot_be_shipped_costs_no_run(tmp_path: Path) -> None:
+    def refused(*words: Any) -> dict[str, Any]:
+        raise ValueError("the smaller model differs from the pruned one: logits by 1")
+
+    record = prune(resolve(flags=TINY), tmp_path / "run", ship=refused)
+    assert record["fast"] == {"error": "the smaller model differs from the pruned one: logits by 1"}
+    assert not (tmp_path / "run" / "fast").exists()
+    assert "times as fast" not in printed(record)
+
+
+def test_it_can_be_turned_off_and_is_in_sweeps(tmp_path: Path) -> None:
+    record = prune(resolve(flags={**TINY, "fast": False}), tmp_path / "run", ship=ship)
+    assert record["fast"] is None
+    assert not (tmp_path / "run" / "fast").exists()
+    dense = prune(resolve(flags={**TINY, "method": "dense"}), tmp_path / "dense", ship=ship)
+    assert dense["fast"] is None, "nothing was pruned"
+    trial = Trial("a", tmp_path, None, {"task": "digits"})
+    assert not trial.resolved.settings.fast
+    assert "--no-fast" in trial.command()
+    asked = Trial("a", tmp_path, None, {"task": "digits", "fast": True})
+    assert asked.resolved.settings.fast
+    assert "--fast" in asked.command()
