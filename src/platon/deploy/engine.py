@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from platon.deploy import onnx, rival, storage
 from platon.deploy.sparse import sparsify
 
+_PATCHES = 128  # about how many tokens an image becomes
+
 Batch = Mapping[str, Tensor]
 Call = Callable[[Batch], Any]  # the outputs by name
 
@@ -61,9 +63,9 @@ def sparse(subject: Subject) -> Ready:
     """PyTorch with linear layers that skip zeros, where that is faster on this machine, from a saved folder."""
     folder = subject.place / "fast"
     if not folder.exists():
-        tokens = next(iter(subject.batch.values()))
-        count = tokens.shape[0] * (tokens.shape[1] if tokens.dim() == 2 else 1)
-        storage.save(sparsify(subject.open(), tokens=max(1, count)), folder)
+        first = next(iter(subject.batch.values()))
+        tokens = first.shape[0] * (first.shape[1] if first.dim() == 2 else _PATCHES)
+        storage.save(sparsify(subject.open(), tokens=max(1, tokens)), folder)
     model = storage.load(folder)
     return Ready(lambda batch: model(**batch), tuple(folder.glob("*.safetensors")))
 

@@ -52,9 +52,15 @@ class InferenceLayer(Packed):
         """
         if self._checked is not None and self._identity(self._checked[0]) == self._checked[1]:
             return
-        refuse(self.problem())
-        tensors = [tensor for tensor in self._buffers.values() if tensor is not None]
-        self._checked = (tensors, self._identity(tensors))
+        refuse(self.checked())
+
+    def checked(self) -> str | None:
+        """What is wrong with the buffers; if nothing is, they are not checked again until they change."""
+        problem = self.problem()
+        if problem is None:
+            tensors = [tensor for tensor in self._buffers.values() if tensor is not None]
+            self._checked = (tensors, self._identity(tensors))
+        return problem
 
     def _identity(self, tensors: list[Tensor]) -> list[int]:
         """Numbers that differ once a buffer is another one, was written to or lies elsewhere."""

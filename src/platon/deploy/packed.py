@@ -50,6 +50,10 @@ class Packed(nn.Module):
         """What is wrong with the contents of its buffers; `None`: nothing."""
         raise NotImplementedError
 
+    def checked(self) -> str | None:
+        """The same; a module that checks itself when it is called may remember that it was checked."""
+        return self.problem()
+
     def runnable(self) -> nn.Module:
         """What computes the same on this machine."""
         return self

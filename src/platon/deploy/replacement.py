@@ -54,9 +54,9 @@ def may_be_rounded(modules: Mapping[str, Packed]) -> frozenset[str]:
 
 def dense_shapes(model: nn.Module, described: Mapping[str, Description], shapes: Shapes) -> Shapes:
     """The shapes of the model's tensors with those of the dense modules in place of packed ones."""
-    dense = dict(shapes)
+    dense, inside = dict(shapes), _by_module(shapes)
     for name, one in described.items():
-        kind, there = _kind(name, one), _inside(name, shapes)
+        kind, there = _kind(name, one), inside.get(name, {})
         if kind is None:
             continue
         original = _submodule(model, name)
@@ -70,10 +70,11 @@ def dense_shapes(model: nn.Module, described: Mapping[str, Description], shapes:
 def install(model: nn.Module, described: Mapping[str, Description], shapes: Shapes) -> None:
     """Put packed modules without contents, and nothing where there was an activation, into a newly built model."""
     new: dict[nn.Module, nn.Module] = {}
+    inside = _by_module(shapes)
     for name, one in described.items():
         kind = _kind(name, one)
         replaced = _submodule(model, name)
-        new[replaced] = nn.Identity() if kind is None else kind.unfilled(one, _inside(name, shapes))
+        new[replaced] = nn.Identity() if kind is None else kind.unfilled(one, inside.get(name, {}))
     _replace(model, new)
     skip_fast_paths(model)
 
@@ -90,7 +91,7 @@ def finish(model: nn.Module) -> None:
     new: dict[nn.Module, nn.Module] = {}
     for name, module in model.named_modules():
         if isinstance(module, Packed):
-            problem = module.problem()
+            problem = module.checked()
             if problem:
                 raise ValueError(f"the weights are damaged: in the sparse layer {name!r}, {problem}")
             runnable = module.runnable()
@@ -115,9 +116,13 @@ def _kind(name: str, described: Description) -> type[Packed] | None:
     return KINDS[kind]
 
 
-def _inside(name: str, shapes: Shapes) -> Shapes:
-    """The shapes of the tensors of one module, by their names in it."""
-    return {key[len(name) + 1 :]: shape for key, shape in shapes.items() if key.rpartition(".")[0] == name}
+def _by_module(shapes: Shapes) -> dict[str, dict[str, tuple[int, ...]]]:
+    """The shapes of the tensors of each module, by their names in it."""
+    found: dict[str, dict[str, tuple[int, ...]]] = {}
+    for name, shape in shapes.items():
+        module, _, key = name.rpartition(".")
+        found.setdefault(module, {})[key] = shape
+    return found
 
 
 def _replace(model: nn.Module, new: Mapping[nn.Module, nn.Module]) -> None:

@@ -19,6 +19,7 @@ from accelerate import init_empty_weights
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from transformers import PreTrainedModel
+from transformers.initialization import no_init_weights
 
 from platon.deploy import rebuild, replacement
 from platon.deploy.manifest import CONFIG, MANIFEST, Manifest, TensorType, read_json
@@ -142,7 +143,7 @@ def _same_kind(one: torch.dtype, other: torch.dtype) -> bool:
 
 def _construct(manifest: Manifest, config: Any) -> PreTrainedModel:
     try:
-        with _limited(len(manifest.tensors)):
+        with _limited(len(manifest.tensors)), no_init_weights():  # the weights come from the file
             model: PreTrainedModel = model_class(manifest.model_class)(config)
     except _TooLarge:
         raise ValueError(
