@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 import platon
 from platon import cli
-from platon.deploy import onnx, speed
+from platon.deploy import memory, onnx
 from platon.lab.errors import UserError
 from platon.lab.source import find_source
 from platon.report.speed import tables
@@ -240,7 +240,7 @@ def test_export_of_a_model_in_memory(model: Path, tmp_path: Path) -> None:
 @pytest.fixture
 def no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the processes whose memory is measured."""
-    monkeypatch.setattr(speed, "_memory", lambda *args: {"peak_bytes": 5_000_000})
+    monkeypatch.setattr(memory, "measure", lambda models, *args: [{"added_bytes": 5_000_000}] * len(models))
 
 
 @pytest.mark.usefixtures("no_memory")
@@ -249,10 +249,10 @@ def test_speed_of_any_folder(model: Path, texts: Path, capsys: pytest.CaptureFix
     small = ["--engine", "eager", "--batch", 2, "--length", 8, "--rounds", 2]
     command("speed", model, *small)
     said = capsys.readouterr().out
-    assert "eager, 2 × 8" in said
+    assert "eager, pruned, 2 × 8 tokens" in said
     assert "accuracy" not in said
     command("speed", model, *small, "--task", "text", "--data", texts, "--against", model)
-    assert "validation accuracy" in capsys.readouterr().out
+    assert "accuracy" in capsys.readouterr().out
     assert sorted(path.name for path in model.iterdir()) == before  # somebody else's folder
 
 

@@ -130,6 +130,8 @@ def _measure(
             found["timings"].append(line)
             tell(f"{one}, {_shape(rows, length)}: {line['median_ms']:.3g} ms")
     lines = found["contenders"]
+    for name, one in found["models"].items():
+        one["metrics"] = next((line["metrics"] for line in lines if line["model"] == name), None)
     peaks = memory.measure(
         [(line["engine"], folders[line["model"]], line.pop("place")) for line in lines], inputs, torch.get_num_threads()
     )
