@@ -367,7 +367,7 @@ WRONG: dict[str, tuple[str, list[str]]] = {
     "other files": ("prune --output .", ["'.' is not empty and holds no run; choose another --output"]),
     "nothing to resume": ("prune --output none --resume", ["'none' holds no run; start one without --resume"]),
     "eval": ("eval nowhere", ["'nowhere' is no local folder, and the hub cannot be reached; give the path"]),
-    "inspect": ("inspect .", ["'.' holds no finished run: there is no record.json in it"]),
+    "inspect": ("inspect .", ["'.' is neither a finished run nor a model: there is no record.json and no"]),
     "damaged": ("inspect broken", ["record.json' is damaged: "]),
     "list": ("list recipes paper/bert-base/rte-11", ["no recipe 'paper/bert-base/rte-11'; nearest: "]),
 }
@@ -429,8 +429,8 @@ def test_help_shows_every_setting(run: Start) -> None:
     command = run("prune", "--help")
     assert command.process.exitcode == 0
     shown = re.sub(r"\s+", " ", command.out)
-    for name in FIELDS:
-        assert f"--{name.replace('_', '-')}" in shown
+    for name, field in FIELDS.items():  # of a yes/no setting, the flag that changes something
+        assert f"--{'no-' if field.default is True else ''}{name.replace('_', '-')}" in shown
 
 
 def test_every_yes_or_no_setting_has_two_flags() -> None:
