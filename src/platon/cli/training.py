@@ -15,7 +15,7 @@ from rich.table import Table
 from platon.cli.model import measure_speed
 from platon.cli.option import RARE, with_settings
 from platon.cli.terminal import TrainingBar, console, errors, show_progress, show_warning
-from platon.engine.method_names import method_names
+from platon.engine.method_names import UNPRUNED, method_names
 from platon.lab.errors import UserError, nearest
 from platon.lab.folder import RunFolder
 from platon.lab.settings import ResolvedSettings, resolve
@@ -112,7 +112,7 @@ def _check_early(resolved: ResolvedSettings, run: RunFolder, resume: bool) -> No
 def _default_folder(resolved: ResolvedSettings) -> Path:
     s = resolved.settings
     share = f"-{100 * s.keep:g}" if s.penalty is None else f"-penalty{s.penalty:g}"
-    share = "" if s.method == "dense" else share
+    share = "" if s.method in UNPRUNED else share
     return Path("runs") / f"{s.task}-{s.method}{share}-seed{s.seed}"
 
 

@@ -2,8 +2,18 @@
 
 import sys
 
-NAMES = ("platon", "magnitude", "movement", "soft-movement", "l0", "sensitivity", "uncertainty", "ratio")
-NAMES += ("dense", "hold")
+NAMES: tuple[str, ...] = (
+    "platon",
+    "magnitude",
+    "movement",
+    "soft-movement",
+    "l0",
+    "sensitivity",
+    "uncertainty",
+    "ratio",
+)
+UNPRUNED = ("dense", "hold")  #: methods that train without pruning
+NAMES += UNPRUNED
 
 
 def method_names() -> tuple[str, ...]:

@@ -70,7 +70,7 @@ def after_training(record: dict[str, Any]) -> list[str]:
         half = value.get("precision") == "fp16"
         return [f"learn more slowly: {rate}", *(["--precision bf16 or float32 instead of fp16"] if half else [])]
     longer = f"--steps {3 * value['steps']}" if value["steps"] else f"--epochs {3 * value['epochs']:g}"
-    if record["method"] in ("dense", "hold"):
+    if record.get("decided_by") is None:  # nothing was pruned
         return [f"train for longer: {longer}", f"another learning rate, for example {rate}", "check the labels"]
     advice = [f"train for longer: {longer}"]
     if value["keep"] < 0.5 and record.get("decided_by") == "keep":

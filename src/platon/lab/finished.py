@@ -78,7 +78,7 @@ def open_source(
     given = {name: value for name, value in columns.items() if value is not None}
     request = replace(Request.from_settings(settings), **given).for_evaluation(source.folder, data)
     if eval_rows is not None:
-        request = replace(request, eval_rows=eval_rows)
+        request = replace(request, eval_rows=eval_rows, test=None)
     prepared = tasks.find(settings.task).prepare(request)
     if record is None:
         _check_fit(source, settings.task, prepared)

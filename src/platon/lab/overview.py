@@ -11,7 +11,7 @@ from platon.lab.percent import percent
 from platon.lab.printer import Printer
 from platon.lab.settings import Settings
 from platon.lab.step_count import StepCounts
-from platon.lab.training import Training
+from platon.lab.training import Training, checked
 
 PRUNED = 0.99  # a model with fewer of its prunable weights left was pruned before
 
@@ -29,7 +29,7 @@ def introduce(printer: Printer, training: Training, name: str, data: bool) -> No
     model: Any = training.trainer.model
     for what, text in prepared.about if data else ():
         printer.row(what, text)
-    matrices = weights(model).matrices.values()
+    matrices = checked(weights, model).matrices.values()
     prunable = sum(matrix.numel() for matrix in matrices)
     left = sum(int(matrix.count_nonzero()) for matrix in matrices) / prunable
     everything = sum(parameter.numel() for parameter in model.parameters())

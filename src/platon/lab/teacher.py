@@ -77,7 +77,7 @@ def _teacher(settings: Settings, prepared: Prepared, twin: Path | None) -> Any:
 
 def _loaded(settings: Settings, prepared: Prepared, name: str) -> Any:
     """A model for the same task, opened as a finished run's model is: it says which classes it knows."""
-    request = replace(Request.from_settings(settings).for_evaluation(Path(name)), eval_rows=2)
+    request = replace(Request.from_settings(settings).for_evaluation(Path(name)), eval_rows=2, test=None)
     taught = tasks.find(settings.task).prepare(request)
     if _vocabulary(taught.processor) != _vocabulary(prepared.processor):
         raise UserError(f"the tokenizer of the teacher {name!r} is not the model's; they must have the same vocabulary")

@@ -144,7 +144,9 @@ class Pretrained:
     def _load_saved(self) -> PreTrainedModel:
         """A folder of `platon.save`: sparse, or compact with matrices smaller than the configuration says."""
         with self._loading("weights"):
-            model: Any = deploy.load(self.name).float()
+            model: Any = deploy.load(self.name)
+        for parameter in model.parameters():  # not the buffers, in which sparse layers keep their values as saved
+            parameter.data = parameter.data.float() if parameter.is_floating_point() else parameter.data
         wanted = self.classes[type(self.config)]
         if not isinstance(model, wanted):
             raise UserError(
