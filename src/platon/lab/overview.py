@@ -55,8 +55,9 @@ def _about_zeros(settings: Settings, left: float) -> list[str]:
 
 def _training(settings: Settings, steps: StepCounts, rows: int) -> str:
     epochs = steps.total * settings.batch / max(rows, 1)
+    said = "1 epoch" if epochs == 1 else f"{epochs:.3g} epochs"
     return (
-        f"{steps.total:,} steps of {settings.batch} rows ({epochs:.3g} epochs), learning rate "
+        f"{steps.total:,} steps of {settings.batch} rows ({said}), learning rate "
         f"{settings.learning_rate:g}, measured every {steps.eval_every:,} steps"
     )
 
