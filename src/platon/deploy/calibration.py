@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -25,6 +27,8 @@ _GAIN = 1.1  # a layer that gains less stays dense: smaller gains are within the
 _SMALLEST = 4096  # weights; in smaller layers the call costs more than the product
 _SECONDS = 0.05  # for the measurement of one density
 _ROUNDS = (3, 50)
+_FEW = 8  # tokens; with so few, as when text is generated, the weights come from memory and not from a cache
+_COLD = 64 << 20  # bytes of dense weights that no cache holds
 
 
 def limit(make: LayerClass, rows: int, columns: int, tokens: int) -> float:
@@ -56,12 +60,24 @@ def _measure(make: LayerClass, rows: int, columns: int, tokens: int) -> float:
         dense.weight.copy_(weight.masked_fill(chance >= _DENSITIES[middle], 0))
         dense.bias.copy_(bias)
         sparse = make(dense.weight, bias)
-        once = functools.partial(gain, functools.partial(dense, x), functools.partial(sparse, x))
+        copies = -(-_COLD // dense.weight.nbytes) if tokens <= _FEW else 1
+        once = functools.partial(gain, _call(dense, x, copies), _call(sparse, x, copies))
         if once() >= _GAIN and once() >= _GAIN:  # twice, because the result is cached
             low = middle + 1
         else:
             high = middle
     return _DENSITIES[low - 1] if low else 0.0
+
+
+def _call(layer: nn.Module, x: Tensor, copies: int) -> Callable[[], object]:
+    """A call of the layer or, if there are copies, of one after the other."""
+    if copies == 1:
+        return functools.partial(layer, x)
+    made = [copy.deepcopy(layer) for _ in range(copies)]
+    for one in made:
+        one(x)  # the first call of a sparse layer checks its buffers
+    layers = itertools.cycle(made)
+    return lambda: next(layers)(x)
 
 
 def gain(dense: Callable[[], object], sparse: Callable[[], object]) -> float:

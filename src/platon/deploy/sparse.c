@@ -15,6 +15,9 @@
    caller's OpenMP runtime, whose `GOMP_parallel` is passed in: a second thread pool would compete with it for the cores.
 */
 
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -25,6 +28,7 @@
 
 #define ROW_BLOCK 64
 #define PANEL_REACH 256 /* columns that a byte can name */
+#define TOKEN_REACH 544 /* floats that the kernel for one token may read from a panel's first feature on */
 #define MOST_THREADS 256
 #define MOST_MATRICES 8 /* in one call */
 enum { NONE, GELU, GELU_TANH, RELU };
@@ -102,7 +106,9 @@ struct norm {
 
 /* Four vectors of 16 floats hold the same 64 tokens as eight of 8. A test defines WIDEST to compile this variant for a
    machine without AVX-512. */
-#ifndef WIDEST
+#ifdef WIDEST
+#define LOWERED
+#else
 #define WIDEST "avx512f,avx512vl,avx2,fma"
 #endif
 #define VECTOR 16
@@ -155,9 +161,9 @@ static int64_t cost(const struct matrix *m, int64_t block) {
     return m->starts[block] + block * ROW_BLOCK * (2 * m->panels + 4);
 }
 
-/* Features that a tile needs room for when this matrix reads it: every column that a byte can name. */
-static int64_t reach(const struct matrix *m) {
-    int64_t columns = (m->panels - 1) * m->width + PANEL_REACH;
+/* Features that a tile of `lanes` tokens needs room for when this matrix reads it: every column that a byte can name. */
+static int64_t reach(const struct matrix *m, int64_t lanes) {
+    int64_t columns = (m->panels - 1) * m->width + (lanes == 1 ? TOKEN_REACH : PANEL_REACH);
     return columns > m->columns_in ? columns : m->columns_in;
 }
 

@@ -117,7 +117,7 @@ int platon_sparse_chain(const float *x, int64_t tokens, int64_t x_stride, const 
     c.tiles = (tokens + widest(level) - 1) / widest(level);
     for (int i = 0; i <= count; i++) {
         int64_t made = i ? c.matrices[i - 1].blocks * ROW_BLOCK : c.matrices->columns_in;
-        int64_t read = i < count ? reach(&c.matrices[i]) : rows;
+        int64_t read = i < count ? reach(&c.matrices[i], c.lanes) : rows;
         c.place[i + 1] = c.place[i] + (made > read ? made : read) * c.lanes;
         products += i < count ? cost(&c.matrices[i], c.matrices[i].blocks) * tokens : 0;
     }

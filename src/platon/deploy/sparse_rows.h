@@ -47,7 +47,11 @@
         }                                                                                                             \
     }
 
+#if VECTOR == 16 && !defined(__clang__) && !defined(LOWERED)
+#include "sparse_token.h"
+#else
 ROWS(NAME(rows_of_one_token), float, 1, 8)
+#endif
 ROWS(NAME(rows1), VEC, 1, 4)
 ROWS(NAME(rows2), VEC, 2, 2)
 ROWS(NAME(rows4), VEC, 4, 1)

@@ -110,7 +110,6 @@ int platon_sparse_linears(const float *x, int64_t tokens, int64_t x_stride, cons
             return BAD_ARRAYS;
         p.first_block[i + 1] = p.first_block[i] + m->blocks;
         p.first_cost[i + 1] = p.first_cost[i] + cost(m, m->blocks);
-        p.tile_floats = reach(m) > p.tile_floats ? reach(m) : p.tile_floats;
     }
     if (tokens <= 0 || !p.first_block[count])
         return DONE;
@@ -120,7 +119,10 @@ int platon_sparse_linears(const float *x, int64_t tokens, int64_t x_stride, cons
     p.work = full * p.tile_cost + (left ? total + 7 * total * wide / widest(level) : 0);
     p.threads = useful_threads(threads, gomp_parallel, p.work / 8 * widest(level));
     p.lanes = full ? widest(level) : wide;
-    p.tile_floats *= p.lanes;
+    for (int i = 0; i < count; i++) {
+        int64_t floats = reach(&p.matrices[i], p.lanes) * p.lanes;
+        p.tile_floats = floats > p.tile_floats ? floats : p.tile_floats;
+    }
     p.scratch_floats = (p.tile_floats + ROW_BLOCK * p.lanes + 15) / 16 * 16;
     p.scratch = scratch((size_t)p.threads * p.scratch_floats);
     if (!p.scratch)
