@@ -277,11 +277,28 @@ def test_calibration_finds_where_sparse_stops_winning(
     assert len(measured) == count, "read from the cache"
     (file,) = (tmp_path / "cache" / "platon").glob("speed-*.json")
     assert len(json.loads(file.read_text())) == 2
-    calibration.limit(make, 96, 48, 1)
+    calibration.limit(make, 96, 48, 16)
     assert len(measured) > count, "another number of tokens is another question"
     for damage in ("{", "[1]", '{"a": "b"}', '{"a": null}'):
         file.write_text(damage)
         assert calibration.limit(make, 96, 48, 128) == 0.3
+
+
+def test_few_tokens_are_measured_with_weights_that_no_cache_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many copies as it takes take turns; otherwise a decoder's layers would be judged by their speed in a cache."""
+    seen: list[nn.Linear] = []
+    monkeypatch.setattr(calibration, "_COLD", 3 * 96 * 48 * 4)
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: seen.append(self) or F.linear(x, self.weight, self.bias))
+
+    def gain(dense: Callable[[], Tensor], sparse: Callable[[], Tensor]) -> float:
+        seen.clear()
+        for _ in range(6):
+            torch.testing.assert_close(dense(), sparse(), rtol=1e-4, atol=1e-4)
+        assert len({id(one) for one in seen}) == 3
+        return 2.0
+
+    monkeypatch.setattr(calibration, "gain", gain)
+    assert calibration.limit(CsrLinear, 96, 48, 1) == 0.6
 
 
 def test_calibration_survives_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
