@@ -34,6 +34,8 @@ def export(
     processor: Any = None,
     batch: Mapping[str, Tensor] | None = None,
     tell: Tell = _nothing,
+    precision: str = "float32",
+    embeddings: str | None = None,
 ) -> Path:
     """Write a model in a form that is smaller, faster, or runs elsewhere, and check it.
 
@@ -44,14 +46,25 @@ def export(
         processor: the tokenizer or image processor to save beside it; by default the one in the model's folder.
         batch: real inputs to check a compact model or an ONNX file on; a few sentences or random pixels by default.
         tell: is called with a line of text about each check.
+        precision: "float16" rounds what "sparse" and "fast" store, as for `platon.save`.
+        embeddings: "int8" the same for embedding tables.
 
     Returns:
         The folder. `platon.load` opens it; an ONNX folder is for Optimum's `ORTModelFor…` and ONNX Runtime.
     """
     if format not in FORMATS:
         raise ValueError(f"no format is called {format!r}; there are {', '.join(FORMATS)}")
+    rounded = precision != "float32" or embeddings is not None
+    if rounded and format not in ("sparse", "fast"):
+        raise ValueError(f"precision and embeddings are for the formats sparse and fast, got {format!r}")
     folder, (opened, found) = Path(folder), _opened(model, *_BEST_FROM.get(format, ()))
-    FORMATS[format](opened, folder, found if processor is None else processor, batch, tell)
+    own = found if processor is None else processor
+    FORMATS[format](opened, folder, own, batch, tell)
+    if rounded:
+        from platon.deploy.storage import load, save
+
+        options = {"sparse": format == "sparse", "precision": precision, "embeddings": embeddings}
+        save(load(folder), folder, processor=own, **options)
     return folder
 
 

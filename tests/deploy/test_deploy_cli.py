@@ -155,6 +155,15 @@ def test_onnx_without_its_packages(run: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not (run / "onnx").exists()
 
 
+def test_rounding_is_measured(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    platon_command("export", run, "--format", "fast", "--precision", "float16")
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"validation accuracy [\d.]+ %, before rounding [\d.]+ %", said)
+    assert json.loads((run / "fast" / "manifest.json").read_text())["precision"] == "float16"
+    with pytest.raises(UserError, match="precision and embeddings are for the formats sparse and fast, got 'compact'"):
+        platon_command("export", run, "--format", "compact", "--precision", "float16")
+
+
 # --- speed ------------------------------------------------------------------------------------------------------------
 
 

@@ -99,6 +99,12 @@ def export(
         Path | None,
         typer.Option("--output", "-o", help="where to write it [dim]\\[RUN/FORMAT, or MODEL-FORMAT][/dim]"),
     ] = None,
+    precision: Annotated[
+        str, typer.Option(metavar="NAME", help="sparse, fast: float16 rounds matrices to half the bytes")
+    ] = "float32",
+    embeddings: Annotated[
+        str | None, typer.Option(metavar="NAME", help="sparse, fast: int8 rounds embeddings to a quarter")
+    ] = None,
     task: TaskName = None,
     data: Data = None,
 ) -> None:
@@ -126,11 +132,26 @@ def export(
         if target.suffix == ".onnx":
             written = _write_onnx_file(source, target, batch)
         else:
-            deployment.export(model, target, form.value, batch=batch, tell=console.print)
+            rounding: dict[str, Any] = {"precision": precision, "embeddings": embeddings}
+            deployment.export(model, target, form.value, batch=batch, tell=console.print, **rounding)
             written = target / deployment.ONNX_FILE if form is Format.onnx else target
     before, size = size_on_disk(source.folder), sum(path.stat().st_size for path in _weights(written))
     share = f", {size / before:.1%} of {before / 1e6:.2f} MB" if before else ""
     console.print(f"{size / 1e6:.2f} MB{share}: {escape(str(written))}")
+    if (precision != "float32" or embeddings is not None) and (source.run is not None or task is not None):
+        _show_rounding(source, target, task, data)
+
+
+def _show_rounding(source: Source, target: Path, task: str | None, data: Path | None) -> None:
+    """What rounding costs: the task's metrics of the model and of what was written."""
+    from platon.deploy.loading import load
+    from platon.lab.finished import open_source
+
+    opened = open_source(source, task, data)
+    before, after = (opened.measure(load(folder)) for folder in (source.folder, target))
+    for split, metrics in after.items():
+        for metric, value in metrics.items():
+            console.print(f"{split} {metric} {_percent(value)}, before rounding {_percent(before[split][metric])}")
 
 
 def _batch(source: Source, task: str | None, data: Path | None) -> dict[str, Any] | None:
