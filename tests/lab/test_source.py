@@ -269,3 +269,17 @@ def test_measure_of_models_in_memory(model: Path, texts: Path) -> None:
     assert found["models"]["pruned"]["metrics"]["validation"].keys() == {"accuracy"}
     with pytest.raises(TypeError, match="with a task, model must be a folder or a name"):
         platon.measure(pruned, task="text", data=texts)
+
+
+# --- inspect ----------------------------------------------------------------------------------------------------------
+
+
+def test_inspect_of_any_folder(model: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it consists of, and the share of each matrix that is not zero."""
+    command("inspect", model)
+    said = capsys.readouterr().out
+    assert "BertForSequenceClassification" in said
+    assert "50.00% of its weights are not 0" in said
+    shutil.copytree(model, run / "compact")
+    command("inspect", run / "compact")
+    assert "BertForSequenceClassification" in capsys.readouterr().out
