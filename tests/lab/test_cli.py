@@ -152,7 +152,7 @@ def test_undisturbed_run_says_what_it_did(reference: Reference) -> None:
     said = (reference.folder.parent / "0.out").read_text()
     assert "prunable weights kept" in said
     assert str(reference.folder / "record.json") in said
-    assert f"platon inspect {reference.folder}" in said
+    assert f"platon predict {reference.folder}" in said
     assert (reference.folder.parent / "0.err").read_text() == ""
     assert {path.name for path in (reference.folder / "figures").iterdir()} == {"training.png", "layers.png"}
 
