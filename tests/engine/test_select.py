@@ -312,10 +312,23 @@ def test_wrong_pivots_cost_passes_and_not_the_result(k: int) -> None:
     """The pruner hands in pivots from a preview; here they come from scores of another world."""
     n = 10_000
     scores = make_scores(smooth, n)
-    pivots = pick_pivots(make_scores(heavy_tailed, 2000, 3), k, n)
+    pivots = pick_pivots(make_scores(heavy_tailed, 2000, 3)[None], k, n)
     shards = shard(scores, [n])
-    counts = torch.tensor([int((scores >= pivot).sum()) for pivot in pivots.value])
+    counts = torch.tensor([int((scores >= pivot).sum()) for pivot in pivots.value[0]])[None]
     assert torch.equal(keep(shards, find_cut(shards, k, n, pivots.counted(counts))), sort_and_keep(scores, k))
+
+
+@pytest.mark.parametrize("n", [700, 147_456])
+@pytest.mark.parametrize("sizes", [1, 2])
+def test_parts_are_cut_together_as_each_by_itself(n: int, sizes: int) -> None:
+    """Also where some of them need a search, or have more equal scores at the cut than can be collected."""
+    parts = [make_scores(kind, n, 3) for kind in (smooth, all_equal, heavy_tailed, mostly_zero, infinite)]
+    own = [n] if sizes == 1 else [n // 3, n - n // 3]
+    for k in (1, n // 10, n - 1):
+        shards = shard(torch.cat(parts), own * len(parts))
+        cut = find_cut(shards, k, n, parts=len(parts))
+        assert torch.equal(keep(shards, cut), torch.cat([sort_and_keep(part, k) for part in parts]))
+        assert cut.value.tolist() == [part.sort(descending=True).values[k - 1].item() for part in parts]
 
 
 @pytest.mark.parametrize("k", [0, -1, 11])
@@ -477,6 +490,9 @@ SHARDED: dict[str, tuple[Kind, list[tuple[int, int, int]], list[int]]] = {
     "zeros": (mostly_zero, [(300, 100, 11), (300, 100, 290)], [1000, 40_000]),
     "infinite": (infinite, [(100, 100, 60), (50, 100, 20)], [100, 7500, 14_999]),
     "few": (discrete, [(3, 5, 1), (1, 1, 0), (4, 2, 4)], [1, 5, 24]),
+    "parts": (smooth, [(200, 100, 7)] * 3, [1, 4000, 19_999]),
+    "equal parts": (all_equal, [(200, 100, 120)] * 2, [1, 4000]),
+    "parts of one rank": (heavy_tailed, [(80, 100, 0)] * 2, [100, 7999]),
 }
 
 
@@ -493,17 +509,18 @@ def shard_for_rank(name: str, rank: int | None) -> list[ScoredWeights]:
     return found
 
 
-def cuts_of_rank(rank: int | None, ranks: Ranks) -> dict[str, list[tuple[float, int, list[Tensor]]]]:
+def cuts_of_rank(rank: int | None, ranks: Ranks) -> dict[str, list[tuple[list[float], list[int], list[Tensor]]]]:
     """For every case and k: the cut, its position, and each matrix's mask."""
-    found: dict[str, list[tuple[float, int, list[Tensor]]]] = {}
+    found: dict[str, list[tuple[list[float], list[int], list[Tensor]]]] = {}
     for name, (_, matrices, ks) in SHARDED.items():
-        total = sum(rows * columns for rows, columns, _ in matrices)
+        parts = len(matrices) if "parts" in name else 1  # each matrix by itself
+        total = sum(rows * columns for rows, columns, _ in matrices) // parts
         found[name] = []
         for k in ks:
             shards = shard_for_rank(name, rank)
-            cut = find_cut(shards, k, total, ranks=ranks)
+            cut = find_cut(shards, k, total, ranks=ranks, parts=parts)
             kept = keep(shards, cut).split([matrix.size for matrix in shards])
-            found[name].append((cut.value.item(), int(cut.position), list(kept)))
+            found[name].append((cut.value.tolist(), cut.position.tolist(), list(kept)))
     return found
 
 
@@ -527,7 +544,7 @@ def test_two_ranks_make_the_cut_of_one(tmp_path: Path) -> None:
             assert left[:2] == right[:2] == one[:2], f"{name}, k = {k}"
             together = [torch.cat(halves) for halves in zip(left[2], right[2], strict=True)]
             assert all(map(torch.equal, together, one[2])), f"{name}, k = {k}"
-            assert sum(int(mask.sum()) for mask in together) == k
+            assert sum(int(mask.sum()) for mask in together) == k * len(one[0])
 
 
 if __name__ == "__main__":

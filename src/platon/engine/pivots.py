@@ -11,7 +11,7 @@ COUNT = 3  # counted in one pass: more of them cost more than the memory traffic
 
 @dataclass(frozen=True)
 class Pivots:
-    """Three scores around the k-th, descending, with the part of the sample that lies between them.
+    """Three scores around the k-th, descending, with the part of the sample that lies between them; a row a part.
 
     Args:
         value: the pivots.
@@ -29,23 +29,25 @@ class Pivots:
         return replace(self, count=count)
 
     def narrow(self, k: int) -> tuple[Tensor, Tensor]:
-        """The range in which the k-th score most likely lies; computed on the device.
+        """The range in which the k-th score of each part most likely lies; computed on the device.
 
         The counts at two neighbouring pivots are exact. Between them the sample deviates like a Brownian bridge, whose
         standard deviation at the share f of m samples is √(m f (1-f)); the range is four of them wide on either side.
         """
         assert self.count is not None
-        upper = (self.count[1] < k).long()
-        ends = torch.stack([upper, upper + 1])
-        (begin, end), (above, at_least), (top, bottom) = (t.take(ends) for t in (self.place, self.count, self.value))
+        upper = (self.count[:, 1] < k).long()
+        ends = torch.stack([upper, upper + 1], 1)
+        (begin, end), (above, at_least), (top, bottom) = (
+            rows.gather(1, ends).unbind(1) for rows in (self.place, self.count, self.value)
+        )
         samples = (end - begin).double()
         share = ((k - above) / (at_least - above).clamp(min=1)).clamp(0, 1).double()
         middle = begin + share * samples
         error = 4 * (samples * share * (1 - share)).sqrt() + 3
         first, last = (middle - error).floor().long(), (middle + error).ceil().long()
-        inner = self.between.take(torch.stack([first, last]).clamp(0, self.between.numel() - 1))
-        high = torch.where(first < begin, top, inner[0])
-        low = torch.where(last >= end, bottom, inner[1])
+        inner = self.between.gather(1, torch.stack([first, last], 1).clamp(0, self.between.shape[1] - 1))
+        high = torch.where(first < begin, top, inner[:, 0])
+        low = torch.where(last >= end, bottom, inner[:, 1])
         return low, high
 
 
@@ -64,25 +66,27 @@ def pick_pivots(sample: Tensor, k: int, total: int) -> Pivots:
 
     Once pruning has settled, that gap is real: kept and pruned weights score in different ranges, and the k-th stands
     at the edge of the gap. Where scores are spread smoothly, any place near the k-th serves.
+
+    `sample` has a row for each part.
     """
-    size = sample.numel()
+    size = sample.shape[1]
     middle = k / total * size
     spread = math.sqrt(middle * (1 - k / total))
     first = min(max(math.floor(middle - 4 * spread) - 2, 0), size - 1)
     last = min(math.ceil(middle + 4 * spread) + 2, size - 1)
     if last < size // 2:
-        between = sample.topk(last + 1).values[first:]
+        between = sample.topk(last + 1).values[:, first:]
     else:
-        between = sample.topk(size - first, largest=False).values[size - 1 - last :].flip(0)
-    start = min(max(math.floor(middle - 2 * spread) - first, 0), between.numel() - 1)
+        between = sample.topk(size - first, largest=False).values[:, size - 1 - last :].flip(1)
+    start = min(max(math.floor(middle - 2 * spread) - first, 0), between.shape[1] - 1)
     near = slice(start, math.ceil(middle + 2 * spread) - first + 2)
-    keys = float_keys(between[near])
-    edge = (keys[:-1] - keys[1:]).argmax().clamp(min=0) if keys.numel() > 1 else torch.zeros_like(keys[0])
-    # `take`, here and above: indexing with a tensor of one number would make the host wait for that number.
-    sides = keys.take(torch.stack([edge, (edge + 1).clamp(max=keys.numel() - 1)]))
-    gap = key_floats(sides.sum().div(2, rounding_mode="floor"))
-    value = torch.stack([between[0], gap, between[-1]])
-    place = torch.stack([torch.zeros_like(edge), near.start + edge + 1, torch.full_like(edge, between.numel())])
+    keys = float_keys(between[:, near])
+    edge = (keys[:, :-1] - keys[:, 1:]).argmax(1) if keys.shape[1] > 1 else torch.zeros_like(keys[:, 0])
+    # `gather`, here and above: indexing with a tensor of one number would make the host wait for that number.
+    sides = keys.gather(1, torch.stack([edge, (edge + 1).clamp(max=keys.shape[1] - 1)], 1))
+    gap = key_floats(sides.sum(1).div(2, rounding_mode="floor"))
+    value = torch.stack([between[:, 0], gap, between[:, -1]], 1)
+    place = torch.stack([torch.zeros_like(edge), start + edge + 1, torch.full_like(edge, between.shape[1])], 1)
     return Pivots(value, between, place)
 
 

@@ -43,8 +43,8 @@ class Backend(Protocol):
     def draw(self, seed: int, step: int) -> None:
         """Fill each pool's "noise" for this step."""
 
-    def write_gated(self, full: Callable[[str], Tensor], settled: bool) -> None:
-        """Write weights times gates; `full` gives the weights that are kept aside for a matrix."""
+    def write_gated(self, full: Callable[[str], Tensor] | None, settled: bool) -> None:
+        """Write weights times gates; `full` gives those kept aside for a matrix, `None`: what the model holds."""
 
     def masks(self) -> dict[str, Tensor]:
         """The last selection: a bool tensor a parameter, True = kept; sharded where the parameter is."""

@@ -70,10 +70,11 @@ class ScoredWeights:
         ]
         return _total(found)
 
-    def write_gated(self, full: Tensor, settled: bool) -> None:
-        """Write `full`, the weights kept aside, times their gates."""
+    def write_gated(self, full: Tensor | None, settled: bool) -> None:
+        """Write `full`, the weights kept aside, times their gates; `None`: the weights that are here."""
         for start, piece in self._pieces():
-            piece._run(passes.write_gated, full[start : start + piece.size], phase=int(settled))
+            source = piece.weight if full is None else full[start : start + piece.size]
+            piece._run(passes.write_gated, source, phase=int(settled))
 
     def at(self, index: Tensor) -> tuple[Tensor, State]:
         """Weights and state at `index`."""

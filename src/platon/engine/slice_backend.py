@@ -112,14 +112,15 @@ class SliceBackend:
         for pool in self.pools:
             noise.draw(pool.state["noise"], seed, step, pool.start)
 
-    def write_gated(self, full: Callable[[str], Tensor], settled: bool) -> None:
+    def write_gated(self, full: Callable[[str], Tensor] | None, settled: bool) -> None:
         for pool, group in zip(self.pools, self._groups, strict=True):
             gate = self.score.gate(pool.state, settled)
             assert gate is not None
             for name, own in group.expand(gate).items():
                 weight = self._view(name, "weight")
                 assert weight is not None
-                weight.copy_(full(name).view(weight.shape).float() * own.to(weight.device))
+                source = weight if full is None else full(name).view(weight.shape)
+                weight.copy_(source.float() * own.to(weight.device))
 
     def masks(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}

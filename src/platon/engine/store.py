@@ -75,10 +75,11 @@ class Aside(InPlace):
 
     def show(self, info: StepInfo, settled: bool, is_masked: bool = False) -> None:
         score = self._ranking.score
+        masks = settled or score.applies_mask(info)
         if score.gated:
-            self._ranking.backend.write_gated(self._full.__getitem__, settled)
-            is_masked = False
-        if not is_masked and (settled or score.applies_mask(info)):
+            is_masked = is_masked and masks
+            self._ranking.backend.write_gated(None if is_masked else self._full.__getitem__, settled)
+        if not is_masked and masks:
             self._ranking.hold("weight")
         self._shown = info, settled
         self._versions = {matrix.name: matrix.version for matrix in self._ranking.matrices}

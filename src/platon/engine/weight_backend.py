@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from platon.engine import bits, noise
+from platon.engine.bracket import refuse_nan
 from platon.engine.compiling import worth_compiling
 from platon.engine.matrix import Matrix
 from platon.engine.pivots import sample_index
 from platon.engine.pool import Pool, how_many
 from platon.engine.score import Above, Score
 from platon.engine.scored import ScoredWeights, names_read
-from platon.engine.select import Cut, find_cut, refuse_nan, update_and_find_cut
+from platon.engine.select import Cut, find_cut, update_and_find_cut
 from platon.engine.shard import ALONE, Ranks, laid_out_as
 
 
@@ -34,27 +35,28 @@ class WeightBackend:
 
     def keep_top(self, parts: Sequence[Sequence[Pool]], keep: float, phase: int | None) -> tuple[int, list[Tensor]]:
         """Of the pools of each part together, exactly round(keep · N) weights; the scores at the cuts."""
-        kept, cuts = 0, []
-        for part in parts:
-            total = sum(pool.total for pool in part)
+        kept, cuts = 0, list[Tensor]()
+        for alike in _alike(parts) if phase is None else [[part] for part in parts]:
+            pools = [pool for part in alike for pool in part]
+            total = sum(pool.total for pool in alike[0])
             k = how_many(keep, total)
-            kept += k
-            scored = self._scored(part)
-            gradients = [_matrix(pool).gradient for pool in part]
+            kept += k * len(alike)
+            scored = self._scored(pools)
+            gradients = [_matrix(pool).gradient for pool in pools]
             if k == total:
                 # Nothing to remove: the weights are not even rewritten, so training is what it is without a pruner.
                 for own, gradient in zip(scored, gradients, strict=True):
                     if phase is not None:
                         own.update(gradient, phase)
-                self._keep_all(part)
+                self._keep_all(pools)
                 continue
-            sample = self._sample(part, total)
+            sample = self._sample(pools, total)
             if phase is None:
-                cut = find_cut(scored, k, total, sample=sample, ranks=self.ranks)
+                cut = find_cut(scored, k, total, sample=sample, ranks=self.ranks, parts=len(alike))
             else:
                 cut = update_and_find_cut(scored, gradients, phase, k, total, sample, self.ranks)
-            cut.apply(scored, [pool.bits for pool in part])
-            cuts.append(cut.value)
+            cut.apply(scored, [pool.bits for pool in pools])
+            cuts.extend(cut.value.unbind())
         return kept, cuts
 
     def keep_above(self, choice: Above) -> tuple[int, float | None]:
@@ -63,19 +65,19 @@ class WeightBackend:
         values = [choice.value] if choice.watched is None else [choice.value, choice.watched]
         counts = self._count_above(scored, values)
         kept = 0
+        above: list[tuple[ScoredWeights, Tensor]] = []
         for pool, own, (count, *_) in zip(self.pools, scored, counts, strict=True):
             k = max(count, how_many(choice.min_keep, pool.total)) if choice.min_keep else count
             kept += k
             if k == pool.total:
                 self._keep_all([pool])
-                continue
-            exact = k > count
-            cut = (
-                find_cut([own], k, pool.total, sample=self._sample([pool], pool.total), ranks=self.ranks)
-                if exact
-                else Cut.above(choice.value, own.device)
-            )
-            cut.apply([own], [pool.bits])
+            elif k > count:
+                sample = self._sample([pool], pool.total)
+                find_cut([own], k, pool.total, sample=sample, ranks=self.ranks).apply([own], [pool.bits])
+            else:
+                above.append((own, pool.bits))
+        if above:
+            Cut.above(choice.value, self.matrices[0].device).apply(*zip(*above, strict=True))
         watched = None if choice.watched is None else sum(count[-1] for count in counts) / self.total
         return kept, watched
 
@@ -90,9 +92,9 @@ class WeightBackend:
         for pool in self.pools:
             noise.draw(pool.state["noise"], seed, step, pool.start, self.fused)
 
-    def write_gated(self, full: Callable[[str], Tensor], settled: bool) -> None:
+    def write_gated(self, full: Callable[[str], Tensor] | None, settled: bool) -> None:
         for pool, scored in zip(self.pools, self._scored(self.pools), strict=True):
-            scored.write_gated(full(pool.name), settled)
+            scored.write_gated(None if full is None else full(pool.name), settled)
 
     def masks(self) -> dict[str, Tensor]:
         return {pool.name: laid_out_as(_matrix(pool).parameter, pool.kept()) for pool in self.pools}
@@ -128,6 +130,14 @@ class WeightBackend:
     def _keep_all(pools: Sequence[Pool]) -> None:
         for pool in pools:
             pool.bits.fill_(0xFF)
+
+
+def _alike(parts: Sequence[Sequence[Pool]]) -> list[list[Sequence[Pool]]]:
+    """The parts whose matrices have the same shapes, which are cut together; the same on all ranks."""
+    found: dict[tuple[torch.Size, ...], list[Sequence[Pool]]] = {}
+    for part in parts:
+        found.setdefault(tuple(_matrix(pool).parameter.shape for pool in part), []).append(part)
+    return list(found.values())
 
 
 def _matrix(pool: Pool) -> Matrix:
