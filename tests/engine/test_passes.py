@@ -8,7 +8,8 @@ One test a pass, over all its sizes, so that each is compiled once.
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from platon.engine import compiling, scored
 from platon.engine.bits import PIECE, pack, unpack, zero_pruned
 from platon.engine.compiling import worth_compiling
 from platon.engine.passes import BLOCK
-from platon.engine.scored import ScoredWeights, preview
+from platon.engine.scored import ScoredWeights, names_read, preview, values_at
 from platon.engine.select import find_cut
 
 CPU = torch.device("cpu")
@@ -67,7 +68,7 @@ def same_state(one: ScoredWeights, other: ScoredWeights) -> bool:
 
 
 def all_values(matrix: ScoredWeights) -> Tensor:
-    return matrix.values_at(torch.arange(matrix.size))
+    return values_at([matrix], [torch.arange(matrix.size)])
 
 
 # --- fused and eager --------------------------------------------------------------------------------------------------
@@ -228,12 +229,12 @@ def test_preview_sees_what_update_will_bring(window: int, phase: int) -> None:
     for matrix, gradient in zip(matrices, gradients, strict=True):
         matrix.update(gradient, phase)
     # Matrices without a gradient come last; as a sample it has no order.
-    assert torch.equal(found, torch.cat([matrices[i].values_at(index[i]) for i in (0, 2, 1)]))
+    assert torch.equal(found, values_at([matrices[i] for i in (0, 2, 1)], [index[i] for i in (0, 2, 1)]))
 
 
 def test_block_values_ends_in_nan() -> None:
     matrix, _ = make(platon.Platon(window=1), 150, torch.float32, fused=False)
-    value = matrix.values_at(torch.arange(150))
+    value = values_at([matrix], [torch.arange(150)])
     rows = matrix.block_values(torch.tensor([2, 0]))
     assert torch.equal(rows[1], value[:64])
     assert torch.equal(rows[0, :22], value[128:])
@@ -310,3 +311,22 @@ def test_the_choice_is_the_same_each_time_and_random_state_stays() -> None:
     torch.set_num_threads(threads)
     assert answers[0] == answers[1]
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@dataclass(frozen=True)
+class _Stacked(platon.Score):
+    def value(self, state: Mapping[str, Tensor], weight: Tensor) -> Tensor:
+        return torch.stack([weight, weight]).amax(0)
+
+
+@dataclass(frozen=True)
+class _Unchanged(platon.Score):
+    def value(self, state: Mapping[str, Tensor], weight: Tensor) -> Tensor:
+        return weight
+
+
+def test_what_a_score_reads_is_known() -> None:
+    """The empty name stands for the weights."""
+    assert names_read(platon.Platon()) == ("sensitivity", "uncertainty")
+    assert names_read(platon.Movement()) == names_read(platon.HardConcrete()) == ("score",)
+    assert names_read(platon.Magnitude()) == names_read(_Stacked()) == names_read(_Unchanged()) == ("",)

@@ -30,8 +30,8 @@ class ScoredWeights:
         start: the global position of the first weight, which decides between equal scores.
         fused: compiled passes, or the same functions eagerly.
         name: the parameter's, for error messages.
-        read: the names of the state that `score.value` reads, if they are known: passes that only look at scores then
-            touch no other memory.
+        read: the names of the state that `score.value` reads, if they are known, and "" if it reads the weights:
+            passes that only look at scores then touch no other memory.
     """
 
     score: Score
@@ -76,35 +76,18 @@ class ScoredWeights:
             source = piece.weight if full is None else full[start : start + piece.size]
             piece._run(passes.write_gated, source, phase=int(settled))
 
-    def at(self, index: Tensor) -> tuple[Tensor, State]:
-        """Weights and state at `index`."""
-        state = {
-            name: tensor.index_select(0, index) if tensor.dim() else tensor.expand(index.shape[0])
-            for name, tensor in self.state.items()
-        }
-        return self.weight.index_select(0, index), state
-
-    def values_at(self, index: Tensor) -> Tensor:
-        """The scores at `index`, bit for bit as the other passes compute them."""
-        # Compiled where the others are: eager square roots on a CPU round one in six numbers differently, and a cut
-        # taken from such a score would not be met by the unit that it was taken from.
-        looked = self._to_read()
-        state = [tensor.index_select(0, index) if tensor.dim() else tensor for tensor in looked.state.values()]
-        value: Tensor = looked._pass(passes.values)(self.weight.index_select(0, index), *state)
-        return value
-
     def block_values(self, index: Tensor) -> Tensor:
         """The scores of whole blocks, a row each; NaN behind the end."""
         if self.size % BLOCK == 0:
             looked = self._to_read()
             weight, *state = (
                 tensor.view(-1, BLOCK).index_select(0, index).view(-1) if tensor.dim() else tensor
-                for tensor in (self.weight, *looked.state.values())
+                for tensor in (looked._weight_to_read(), *looked.state.values())
             )
             rows: Tensor = looked._pass(passes.values)(weight, *state).view(-1, BLOCK)
             return rows
         inside = index[:, None] * BLOCK + torch.arange(BLOCK, device=index.device)
-        value = self.values_at(inside.clamp(max=self.size - 1).view(-1)).view(-1, BLOCK)
+        value = values_at([self], [inside.clamp(max=self.size - 1).view(-1)]).view(-1, BLOCK)
         return value.masked_fill(inside >= self.size, torch.nan)
 
     def count(self, pivots: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,7 +108,7 @@ class ScoredWeights:
             numbers.append(found[0])
             within.append(found[1])
         if even < self.size or not self.size:  # behind the last whole block, or an empty shard
-            value = self.values_at(torch.arange(even, self.size, device=self.device))
+            value = values_at([self], [torch.arange(even, self.size, device=self.device)])
             inside = ((value >= low) & (value <= high)).sum(dtype=torch.float32)
             numbers.append(torch.stack([(value > high).sum(), inside, inside > 0, value.sum()]).double())
             within.append(inside.view(1))
@@ -147,7 +130,11 @@ class ScoredWeights:
     def _to_read(self) -> "ScoredWeights":
         if self.read is None:
             return self
-        return replace(self, state={name: self.state[name] for name in self.read}, read=None)
+        return replace(self, state={name: self.state[name] for name in self.read if name})
+
+    def _weight_to_read(self) -> Tensor:
+        """The weights; if no score reads them, a single number in their place."""
+        return self.weight if self.read is None or "" in self.read else self.weight.new_zeros(())
 
     def _run(self, function: Callable[..., Any], *arguments: Any, phase: int = 0) -> Any:
         return self._pass(function, phase)(self.weight, *arguments, *self.state.values())
@@ -192,33 +179,64 @@ class _Recorder(Mapping[str, Tensor]):
 
 
 def names_read(score: Score) -> tuple[str, ...]:
-    """The names of the state that `score.value` reads; a learned score does not read the moments of its optimizer."""
+    """The names of the state that `score.value` reads, and "" if it reads the weights.
+
+    A learned score reads neither the weights nor the moments of its optimizer.
+    """
     state = score.init(1, torch.device("cpu"))
     recorder = _Recorder(state)
-    score.value(recorder, torch.zeros(1))
-    return tuple(name for name in state if name in recorder.asked)
+
+    class Weight(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            recorder.asked.add("")  # torch asks here before it computes anything from such a tensor
+            return super().__torch_function__(function, types, args, kwargs)  # type: ignore[no-untyped-call]
+
+    weight = torch.zeros(1).as_subclass(Weight)
+    if score.value(recorder, weight) is weight:
+        recorder.asked.add("")
+    return tuple(name for name in (*state, "") if name in recorder.asked)
+
+
+def _gathered(tensors: Sequence[Tensor], index: Sequence[Tensor]) -> Tensor:
+    """The numbers of each tensor at its `index`, one after the other; a single number stands for all positions."""
+    home = index[0].device
+    found = [
+        tensor.index_select(0, places) if tensor.dim() else tensor.expand(places.shape[0])
+        for tensor, places in zip(tensors, index, strict=True)
+    ]
+    return torch.cat([part.to(home) for part in found])
+
+
+def values_at(matrices: Sequence[ScoredWeights], index: Sequence[Tensor]) -> Tensor:
+    """The scores at each matrix's `index`, bit for bit as the other passes compute them."""
+    looked = [matrix._to_read() for matrix in matrices]
+    # Gathered first and scored together: the sample is small, and a call costs more than its arithmetic.
+    weight = looked[0]._weight_to_read()
+    if weight.dim():
+        weight = _gathered([own.weight for own in looked], index)
+    state = [_gathered([own.state[name] for own in looked], index) for name in looked[0].state]
+    # Compiled where the others are: eager square roots on a CPU round one in six numbers differently, and a cut taken
+    # from such a score would not be met by the unit that it was taken from.
+    value: Tensor = max(looked, key=lambda own: own.size)._pass(passes.values)(weight, *state)
+    return value
 
 
 def preview(
     matrices: Sequence[ScoredWeights], index: Sequence[Tensor], gradients: Sequence[Tensor | None], phase: int
 ) -> Tensor:
     """The scores at each matrix's `index` as `update` will make them; nothing is changed."""
-    score, device = matrices[0].score, matrices[0].device
-    found: list[Tensor] = []
-    # Gathered first and scored together: the sample is small, and a call costs more than its arithmetic.
+    score, found = matrices[0].score, list[Tensor]()
     for has_gradient in (True, False):
-        seen = [
-            (*matrix.at(place), None if gradient is None else gradient.index_select(0, place))
-            for matrix, place, gradient in zip(matrices, index, gradients, strict=True)
-            if (gradient is not None) == has_gradient
-        ]
-        if seen:
-            weight = torch.cat([weight.to(device) for weight, _, _ in seen])
-            state = {name: torch.cat([state[name].to(device) for _, state, _ in seen]) for name in matrices[0].state}
-            sampled = [gradient.to(device) for _, _, gradient in seen if gradient is not None]
-            signal = passes.signal_of(weight, torch.cat(sampled)) if has_gradient else None
+        own = [i for i, gradient in enumerate(gradients) if (gradient is not None) == has_gradient]
+        if own:
+            places = [index[i] for i in own]
+            weight = _gathered([matrices[i].weight for i in own], places)
+            state = {name: _gathered([matrices[i].state[name] for i in own], places) for name in matrices[0].state}
+            sampled = [gradient for gradient in gradients if gradient is not None]
+            signal = passes.signal_of(weight, _gathered(sampled, places)) if has_gradient else None
             found.append(score.value(score.update(state, signal, phase), weight))
-    return torch.cat(found)
+    return torch.cat([value.to(matrices[0].device) for value in found])
 
 
 def _total(found: list[Tensor]) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 from platon.engine import pivots as sampling
 from platon.engine.bracket import Bracket, Part, count, for_each
 from platon.engine.pivots import Pivots, float_keys, key_floats, pick_pivots, sample_index
-from platon.engine.scored import ScoredWeights, preview
+from platon.engine.scored import ScoredWeights, preview, values_at
 from platon.engine.shard import ALONE, Ranks
 
 _SMALL = 1 << 16  # units up to which sampling before the update does not pay off
@@ -108,7 +108,7 @@ def find_cut(
         return Cut(*Bracket(shards, -all_scores, all_scores, ranks).cut(k, room))
     if pivots is None:
         index = sample or [sample_index(shard.size, total, shard.device) for shard in shards]
-        seen = torch.cat([shard.values_at(places).to(device) for shard, places in zip(shards, index, strict=True)])
+        seen = values_at(shards, index)
         columns = seen.view(parts, seen.numel() // parts).T  # a column a part, so that those of other ranks fit below
         pivots = pick_pivots(ranks.gather(columns.flatten()).view(-1, parts).T, k, total)
         pivots = pivots.counted(count(shards, pivots.value, ranks))
