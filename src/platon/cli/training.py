@@ -198,7 +198,7 @@ def _table(record: dict[str, Any]) -> Table:
         for metric in metrics:
             label = metric if len(record["results"]) == 1 else f"{split} {metric}"
             add(label, {column: f"{100 * one['results'][split][metric]:.2f} %" for column, one in shown.items()})
-    shares = {"dense": "100 %", "pruned": f"{record['kept']:.2%}"}
+    shares = {"dense": "100 %", "pruned": f"{100 * record['kept']:.2f} %"}
     add("prunable weights kept", {column: shares[column] for column in trained})
     add("parameters that are not zero", {column: f"{one['parameters']['left']:,}" for column, one in trained.items()})
     add("size on disk", {column: _megabytes(one["bytes"]) for column, one in shown.items()})
