@@ -63,8 +63,14 @@ def export(
     if rounded:
         from platon.deploy.storage import load, save
 
-        options = {"sparse": format == "sparse", "precision": precision, "embeddings": embeddings}
-        save(load(folder), folder, processor=own, **options)
+        save(
+            load(folder),
+            folder,
+            processor=own,
+            sparse=format == "sparse",
+            precision=precision,
+            embeddings=embeddings,
+        )
     return folder
 
 

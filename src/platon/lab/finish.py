@@ -88,10 +88,14 @@ def _save(training: Training, shrink: Shrink | None) -> dict[str, Any] | None:
 
 
 def _ship(training: Training, ship: Callable[..., dict[str, Any]] | None, compact: Any) -> dict[str, Any] | None:
-    """Write and measure the fast model, on a CPU and if anything was pruned."""
+    """Write and measure the fast model, on a CPU and if anything was pruned.
+
+    Not after a training with several processes: an evaluation gathers from all of them, and only the first is here.
+    """
     folder, prepared, settings = training.folder, training.prepared, training.resolved.settings
-    on_cpu = training.trainer.args.device.type == "cpu"
-    if ship is None or not settings.fast or not on_cpu or training.checkpoints.pruner is None:
+    arguments = training.trainer.args
+    alone_on_cpu = arguments.device.type == "cpu" and arguments.world_size == 1
+    if ship is None or not settings.fast or not alone_on_cpu or training.checkpoints.pruner is None:
         return None
     training.printer.line(f"writing the model as it is deployed to {folder.fast}, and measuring it")
     source = folder.compact if compact is not None and "error" not in compact else folder.model
