@@ -139,7 +139,8 @@ class Campaign:
     def from_another_model(self, last: Path) -> None:
         """What is under its name is a whole checkpoint, of other settings."""
         folder = self.fresh("other")
-        code, said = run(folder, "--dense", "none", "--steps", "8", "--cooldown", "2", "--keep", "0.3", "--seed", "5")
+        settings = ("--dense", "none", "--steps", "8", "--cooldown", "2", "--keep", "0.3", "--seed", "5")
+        code, said = run(folder, *settings, "--keep-checkpoints")
         assert code == 0, said
         shutil.rmtree(last)
         shutil.copytree(folder / "checkpoints" / "checkpoint-8", last)

@@ -336,7 +336,7 @@ def test_outputs_that_differ_are_refused(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(module, "compact", wrong)
     batch = {"pixel_values": torch.randn(2, 1, 8, 8)}
-    with pytest.raises(ValueError, match=r"the compact model differs from the pruned one: logits by 0\.01"):
+    with pytest.raises(ValueError, match=r"the smaller model differs from the pruned one: logits by 0\.01"):
         shrink(speed.opened(structured / "model"), batch, tmp_path / "small")
     assert not (tmp_path / "small").exists()
 

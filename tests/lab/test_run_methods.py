@@ -40,7 +40,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model" / "model.safetensors")
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("dense", "platon", "magnitude")])
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("dense", "hold", "platon", "magnitude")])
 def test_every_method_ends_at_the_share(method: str, tmp_path: Path) -> None:
     record = prune(tiny(method=method), tmp_path / "run")
     parameters = record["parameters"]
@@ -86,10 +86,12 @@ def test_evaluation_during_training_sees_settled_gates(tmp_path: Path, monkeypat
     measure = LabTrainer.measure
     seen: list[bool] = []
 
-    def look(self: LabTrainer) -> dict[str, dict[str, float]]:
+    def look(self: LabTrainer, *splits: Any) -> dict[str, dict[str, float]]:
+        if splits == ({},):  # there is no test file to measure at the end
+            return {}
         pruners = [c.pruner for c in self.callback_handler.callbacks if getattr(c, "pruner", None) is not None]
         seen.extend(pruner._settled for pruner in pruners)
-        return measure(self)
+        return measure(self, *splits)
 
     monkeypatch.setattr(LabTrainer, "measure", look)
     record = prune(tiny(method="l0"), tmp_path / "run")

@@ -162,6 +162,14 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run; tests copy it."""
+    folder = tmp_path_factory.mktemp("runs") / "complete"
+    prune(tiny(fast=False), folder)
+    return folder
+
+
 @pytest.mark.parametrize("name", LINKS)
 def test_nothing_is_written_or_removed_through_a_link(name: str, stopped: Path, tmp_path: Path) -> None:
     folder, outside = tmp_path / "run", tmp_path / "outside"
@@ -199,9 +207,9 @@ def test_link_as_a_lock_empties_nothing(tmp_path: Path) -> None:
     [("sparse", ["export", "--format", "sparse"]), ("onnx", ["export", "--format", "onnx"]), ("speed.json", ["speed"])],
 )
 def test_exports_and_measurements_are_not_written_through_a_link(
-    name: str, command: list[str], stopped: Path, tmp_path: Path
+    name: str, command: list[str], complete: Path, tmp_path: Path
 ) -> None:
-    shutil.copytree(stopped, tmp_path / "run")
+    shutil.copytree(complete, tmp_path / "run")
     (tmp_path / "outside").mkdir()
     (tmp_path / "run" / name).symlink_to(tmp_path / "outside")
     with pytest.raises(UserError, match=rf"{name}' is a symbolic link"):

@@ -197,7 +197,8 @@ def _table(record: dict[str, Any]) -> Table:
     for split, metrics in record["results"].items():
         for metric in metrics:
             label = metric if len(record["results"]) == 1 else f"{split} {metric}"
-            add(label, {column: f"{100 * one['results'][split][metric]:.2f} %" for column, one in shown.items()})
+            measured = {column: one for column, one in shown.items() if split in one["results"]}
+            add(label, {column: f"{100 * one['results'][split][metric]:.2f} %" for column, one in measured.items()})
     shares = {"dense": "100 %", "pruned": f"{100 * record['kept']:.2f} %"}
     add("prunable weights kept", {column: shares[column] for column in trained})
     add("parameters that are not zero", {column: f"{one['parameters']['left']:,}" for column, one in trained.items()})
