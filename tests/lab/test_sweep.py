@@ -225,7 +225,7 @@ def go(source: str, folder: Path, workers: int = 2, engine: str = "local") -> in
 
 def results(folder: Path) -> dict[str, Any]:
     found = {}
-    for path in sorted(folder.rglob("record.json")):
+    for path in sorted(folder.glob("*/*/record.json")):  # no deeper: files come and go while a sweep runs
         record = read_record(path.parent)
         found[str(path.parent.relative_to(folder))] = {k: v for k, v in record.items() if k not in ("seconds",)}
     return found
