@@ -18,6 +18,7 @@ from platon.cli.terminal import TrainingBar, console, errors, show_progress, sho
 from platon.engine.method_names import UNPRUNED, method_names
 from platon.lab.errors import UserError, nearest
 from platon.lab.folder import RunFolder
+from platon.lab.percent import percent
 from platon.lab.settings import ResolvedSettings, resolve
 from platon.lab.source import check_name, find_source
 from platon.lab.step_count import count_steps
@@ -198,8 +199,8 @@ def _table(record: dict[str, Any]) -> Table:
         for metric in metrics:
             label = metric if len(record["results"]) == 1 else f"{split} {metric}"
             measured = {column: one for column, one in shown.items() if split in one["results"]}
-            add(label, {column: f"{100 * one['results'][split][metric]:.2f} %" for column, one in measured.items()})
-    shares = {"dense": "100 %", "pruned": f"{100 * record['kept']:.2f} %"}
+            add(label, {column: percent(one["results"][split][metric], 2) for column, one in measured.items()})
+    shares = {"dense": "100 %", "pruned": percent(record["kept"], 2)}
     add("prunable weights kept", {column: shares[column] for column in trained})
     add("parameters that are not zero", {column: f"{one['parameters']['left']:,}" for column, one in trained.items()})
     add("size on disk", {column: _megabytes(one["bytes"]) for column, one in shown.items()})
