@@ -38,8 +38,8 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
 import platon
-from platon.engine.anatomy import heads, neurons, refusals
 from platon.engine.call import mapped, tensors_in
+from platon.engine.discovery import heads, neurons, refusals
 from platon.engine.sample import Case, attempts
 
 SECONDS, GIGABYTES = 90, 6  # of processor time and memory, for one type

@@ -17,7 +17,7 @@ import torch
 import transformers as hf
 
 import platon
-from platon.engine.anatomy import heads, neurons
+from platon.engine.discovery import heads, neurons
 
 BAR = 30.0
 MODELS: dict[str, Callable[[], Any]] = {

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import platon
 from platon.deploy import onnx
-from platon.engine.anatomy import heads, neurons, parts
+from platon.engine.discovery import heads, neurons, proved_groups
 
 BERT: dict[str, Any] = {
     "vocab_size": 99,
@@ -146,6 +146,6 @@ def test_heads_whose_places_stay(tmp_path: Path) -> None:
     small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
     model = zeroed(hf.BlipVisionModel(hf.BlipVisionConfig(**small, image_size=16, patch_size=8)).eval())
     compacted = platon.compact(model)
-    assert any(part.pattern.padded for part in parts(model))
+    assert any(part.pattern.padded for part in proved_groups(model))
     found = onnx.export(compacted, tmp_path / "model.onnx", [{"pixel_values": torch.randn(2, 3, 16, 16)}])
     assert found.difference <= 1e-5

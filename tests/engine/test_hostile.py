@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import platon
-from platon.engine.anatomy import heads, neurons, parts, refusals
+from platon.engine.discovery import heads, neurons, proved_groups, refusals
 
 WIDTH, HEADS, HIDDEN = 24, 4, 40
 
@@ -89,7 +89,7 @@ def check_compaction(model: nn.Module) -> int:
     """Zero half of the units that are found: the outputs of the compact model stay; how many weights it has less."""
     random = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for part in parts(model):
+        for part in proved_groups(model):
             group = next(g for find in (heads, neurons) for g in found(find, model) if g.name == part.name)
             kept = torch.rand(group.count, generator=random) < 0.5
             kept[0] = True

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import platon
-from platon.engine.anatomy import heads, parts
+from platon.engine.discovery import heads, proved_groups
 
 from .test_hostile import HEADS, HIDDEN, WIDTH, FeedForward, build, check_compaction
 
@@ -192,7 +192,7 @@ def test_heads_of_an_idiom_are_cut_exactly(name: str) -> None:
     if name == "keeps an activation":
         model(torch.zeros(2, 5, dtype=torch.int64))
     assert [group.count for group in heads(model)] == [count, count]
-    assert {part.pattern.padded for part in parts(model) if part.pattern.kind == "heads"} == {padded}
+    assert {part.pattern.padded for part in proved_groups(model) if part.pattern.kind == "heads"} == {padded}
     assert check_compaction(model) > 2500
 
 

@@ -12,8 +12,8 @@ from platon.deploy import surgery
 from platon.deploy.constant import constants
 from platon.deploy.equality import check_same
 from platon.deploy.storage import save_with_manifest
-from platon.engine.anatomy import Finding, proved, remember
 from platon.engine.cut import cut
+from platon.engine.discovery import Finding, proved, remember
 from platon.engine.pattern import Pattern
 from platon.engine.replica import duplicate, inputs_of
 from platon.engine.topology import weights_of

@@ -7,9 +7,9 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from platon.engine.anatomy import Finding
 from platon.engine.attention import become_fewer
 from platon.engine.call import cloned, mapped, tensors_in
+from platon.engine.discovery import Finding
 from platon.engine.influence import matrices_of
 from platon.engine.linear import by_feature
 from platon.engine.pattern import Pattern

@@ -11,9 +11,9 @@ from accelerate import init_empty_weights
 from torch import Tensor, nn
 
 from platon.deploy import surgery
-from platon.engine.anatomy import Finding, proved, remember
 from platon.engine.bias import CHOSEN, Chooser
 from platon.engine.cut import cut
+from platon.engine.discovery import Finding, proved, remember
 from platon.engine.linear import ROWS, Padded
 from platon.engine.pattern import Pattern
 from platon.engine.replica import width_in

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from platon.engine import topology
-from platon.engine.anatomy import Part, group_of, parts, refusals
+from platon.engine.discovery import ProvedGroup, group_of, proved_groups, refusals
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ def structure(model: nn.Module) -> Structure:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found, why = parts(model), refusals(model)
+            found, why = proved_groups(model), refusals(model)
     except ValueError as error:  # blocks share matrices
         found, why = [], dict.fromkeys((name for name in blocks), str(error))
-    by_block = {name: [part for part in found if part.block == name] for name in blocks}
+    by_block = {name: [group for group in found if group.block == name] for name in blocks}
     texts: dict[str, list[str]] = {}
     for path, text in why.items():
         texts.setdefault(text, []).append(path)
@@ -92,7 +92,7 @@ def structure(model: nn.Module) -> Structure:
     )
 
 
-def _rows(model: nn.Module, blocks: dict[str, nn.Module], by_block: dict[str, list[Part]]) -> Iterator[Row]:
+def _rows(model: nn.Module, blocks: dict[str, nn.Module], by_block: dict[str, list[ProvedGroup]]) -> Iterator[Row]:
     """The blocks in model order, neighbours that are alike as one row."""
     last: Row | None = None
     for name, block in blocks.items():
@@ -108,15 +108,15 @@ def _rows(model: nn.Module, blocks: dict[str, nn.Module], by_block: dict[str, li
         yield last
 
 
-def _row(model: nn.Module, name: str, block: nn.Module, inside: list[Part]) -> Row:
+def _row(model: nn.Module, name: str, block: nn.Module, inside: list[ProvedGroup]) -> Row:
     weights = {id(weight): weight.numel() for module in block.modules() for weight in topology.weights_of(module)}
     return Row(
         (name,),
         type(block).__name__,
-        tuple(part.pattern.count for part in inside if part.pattern.kind == "heads"),
-        tuple(part.pattern.count for part in inside if part.pattern.kind == "neurons"),
+        tuple(group.pattern.count for group in inside if group.pattern.kind == "heads"),
+        tuple(group.pattern.count for group in inside if group.pattern.kind == "neurons"),
         sum(weights.values()),
-        sum(int(group_of(model, part).sizes.sum()) for part in inside),
+        sum(int(group_of(model, group).sizes.sum()) for group in inside),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from platon.engine import anatomy
+from platon.engine import discovery
 from platon.engine.slices import Group, Index, Slice
 from platon.engine.topology import is_conv1d, matrices
 
@@ -135,7 +135,7 @@ def heads(model: nn.Module, spare: int = 1) -> Units:
         model: any transformer whose heads can be proved (docs/architectures.md); others are refused with the reason.
         spare: so many heads of each layer stay whatever their score; 0 lets a layer lose all.
     """
-    return _units(anatomy.heads(model), spare, "heads")
+    return _units(discovery.heads(model), spare, "heads")
 
 
 def neurons(model: nn.Module, spare: int = 1) -> Units:
@@ -145,7 +145,7 @@ def neurons(model: nn.Module, spare: int = 1) -> Units:
         model: any transformer whose neurons can be proved; others are refused with the reason.
         spare: so many neurons of each layer stay whatever their score; 0 lets a layer lose all.
     """
-    return _units(anatomy.neurons(model), spare, "neurons")
+    return _units(discovery.neurons(model), spare, "neurons")
 
 
 def _units(proved: Sequence[Group], spare: int, name: str) -> Units:

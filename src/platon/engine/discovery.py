@@ -41,8 +41,8 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Part:
-    """A pattern in one block of a model."""
+class ProvedGroup:
+    """A proved pattern in one block of a model: heads of one attention, or neurons of one feed-forward."""
 
     block: str  # dotted name
     pattern: Pattern
@@ -72,9 +72,9 @@ def neurons(model: nn.Module) -> list[Group]:
     return _groups(model, "neurons")
 
 
-def parts(model: nn.Module) -> list[Part]:
+def proved_groups(model: nn.Module) -> list[ProvedGroup]:
     """The proved groups of all blocks, in model order."""
-    return [Part(name, pattern) for name, finding in study(model).items() for pattern in finding.patterns]
+    return [ProvedGroup(name, pattern) for name, finding in study(model).items() for pattern in finding.patterns]
 
 
 def refusals(model: nn.Module) -> dict[str, str]:
@@ -91,25 +91,25 @@ def proved(model: nn.Module) -> dict[str, Finding]:
 
 
 def _groups(model: nn.Module, kind: str) -> list[Group]:
-    found = [group_of(model, part) for part in parts(model) if part.pattern.kind == kind]
+    found = [group_of(model, group) for group in proved_groups(model) if group.pattern.kind == kind]
     if not found:
         raise ValueError(_refusal(model, kind))
     return found
 
 
-def group_of(model: nn.Module, part: Part) -> Group:
+def group_of(model: nn.Module, group: ProvedGroup) -> Group:
     """The group with the model's own matrices."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    block = model.get_submodule(part.block)
+    block = model.get_submodule(group.block)
     slices = []
-    for side in part.pattern.matrices:
+    for side in group.pattern.matrices:
         matrix = block.get_parameter(side.path)
         unit = side.unit
-        if side is part.pattern.reader:
+        if side is group.pattern.reader:
             unit = unit[inputs_of(block.get_submodule(side.path.rpartition(".")[0]))]
-        index = Index(unit, part.pattern.count)
+        index = Index(unit, group.pattern.count)
         slices.append(Slice(names[id(matrix)], matrix, **({"rows": index} if side.dim == 0 else {"columns": index})))
-    return Group(part.name, part.pattern.count, tuple(slices))
+    return Group(group.name, group.pattern.count, tuple(slices))
 
 
 def _refusal(model: nn.Module, kind: str) -> str:
