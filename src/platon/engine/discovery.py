@@ -21,7 +21,7 @@ from platon.engine.replica import Pool, UnfitError, inputs_of, refill, replicate
 from platon.engine.sample import CASES, sources
 from platon.engine.slices import Group, Index, Slice
 from platon.engine.topology import blocks, weights_of
-from platon.engine.trace import Watch, steady
+from platon.engine.trace import Sketch, steady
 from platon.engine.trial import Trial
 
 
@@ -196,7 +196,7 @@ def _record(
         if not inside:
             continue
         for case in CASES:
-            with torch.no_grad(), Watch({}):
+            with torch.no_grad(), Sketch():
                 try:
                     seen = record_blocks(named[source], {name: named[name] for name in inside}, case)
                 except UnfitError as error:

@@ -23,6 +23,7 @@ _PRODUCTS: dict[Any, tuple[tuple[int, str], tuple[int, str]]] = {
     Tensor.matmul: ((1, "tensor2"), (0, "self")),
     Tensor.__matmul__: ((1, "other"), (0, "self")),
 }
+_BIASES: dict[Any, tuple[int, str]] = {F.linear: (2, "bias"), torch.addmm: (0, "input")}
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,10 @@ class Watch(TorchFunctionMode):
             return turned
         if func in _PRODUCTS:
             (place, key), (given, given_key) = _PRODUCTS[func]
-            matrix = args[place] if len(args) > place else kwargs.get(key)
-            name = self.names.get(id(matrix))
+            name = self.names.get(id(_argument(args, kwargs, place, key)))
             if name is not None:
                 place, key = given, given_key
-                x = args[place] if len(args) > place else kwargs[key]
+                x = _argument(args, kwargs, place, key)
                 self.uses.append(Use(name, x))
                 if self.change is not None:
                     x = self.change(name, x)
@@ -76,6 +76,33 @@ class Watch(TorchFunctionMode):
                     else:
                         kwargs[key] = x
         return func(*args, **kwargs)
+
+
+class Sketch(Watch):
+    """While active, a product with a parameter gathers: the matrix counts as one with a single one in every row.
+
+    For a pass that only has to reach every block of a model: what its blocks are called with does not depend on which
+    numbers the matrices hold, and the products are nearly all that a pass through a large model costs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__({})
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _BIASES:
+            matrix, x, bias = (_argument(args, kwargs or {}, *one) for one in (*_PRODUCTS[func], _BIASES[func]))
+            outputs = 1 if func is torch.addmm else 0
+            if isinstance(matrix, nn.Parameter) and x.shape[-1] == matrix.shape[1 - outputs]:
+                places = torch.arange(matrix.shape[outputs]) * 31 % x.shape[-1]
+                made = x.index_select(-1, places)
+                return made if bias is None else made + bias
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def _argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], place: int, key: str) -> Any:
+    return args[place] if len(args) > place else kwargs.get(key)
 
 
 def _wide(value: Any) -> Any:
