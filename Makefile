@@ -1,4 +1,5 @@
-# make test   everything CI runs, from nothing
+# make test   lint, types and tests, from nothing
+# make docs   the documentation site, in build/site
 # make demo   the main job on the embedded default
 # make check  long proofs and benchmarks
 
@@ -13,7 +14,7 @@ export HF_HUB_OFFLINE = 1
 export HF_DATASETS_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: test lint types check demo clean
+.PHONY: test lint types docs check demo clean
 
 # Two workers with a thread each: threads that wait for each other on shared cores are several times slower.
 test: export OMP_NUM_THREADS = 1
@@ -26,6 +27,12 @@ lint: $(READY)
 
 types: $(READY)
 	$(BIN)/mypy
+
+# Strict: a broken link or anchor, a public name without documentation or a file that is fetched from elsewhere fails.
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(READY)
+	$(BIN)/mkdocs build --quiet --strict
+	@echo "open build/site/index.html"
 
 demo: $(READY)
 	$(BIN)/platon prune --output "$(DEMO)"
@@ -49,7 +56,7 @@ check: $(READY)
 $(READY): constraints.txt pyproject.toml setup.py $(wildcard src/platon/deploy/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lab,export,lightning,cluster,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lab,export,lightning,cluster,docs,dev]'
 	touch $@
 
 clean:

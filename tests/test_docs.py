@@ -42,7 +42,8 @@ from platon.lab import tasks
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-HOW_TOS = [page for page in DOCS if page.stem not in ("architecture", "index", "paper", "log", "methods", "promises")]
+TEXTS = ("architecture", "choose", "concepts", "examples", "log", "methods", "paper", "promises")  # nothing to run
+HOW_TOS = [page for page in DOCS if page.stem not in TEXTS]
 
 
 # --- what the reader is taken to have ---------------------------------------------------------------------------------
@@ -163,7 +164,25 @@ def stored_model(place: Path) -> None:
     platon.save(model, place / "sparse-model", sparse=True)
 
 
+def start(place: Path) -> None:
+    """Texts, some of them without labels, and a model."""
+    table = reviews().rename_columns(["text", "label"])
+    pyarrow.csv.write_csv(table, place / "reviews.csv")
+    pyarrow.csv.write_csv(table.select(["text"]), place / "new.csv")
+    make_bert(place / "my-model")
+
+
+def loop() -> dict[str, object]:
+    """What a training loop has: a model, its optimizer and some batches."""
+    config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    model = BertForSequenceClassification(config)
+    batches = [{"input_ids": torch.randint(50, (4, 8)), "labels": torch.tensor([0, 1, 0, 1])}] * 20
+    return {"model": model, "optimizer": torch.optim.AdamW(model.parameters()), "data": batches, "steps": 20}
+
+
+GIVEN: dict[str, Callable[[], dict[str, object]]] = {"index": loop}
 IN_PLACE: dict[str, Callable[[Path], None]] = {
+    "index": start,
     "small-and-fast": lambda place: None,
     "storage": stored_model,
     "prune-your-own-model": own_model,
@@ -236,7 +255,7 @@ def test_every_snippet_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(memory, "measure", lambda models, *words: [{"added_bytes": 1, "peak_bytes": 1}] * len(models))
     logging.disable_progress_bar()
     IN_PLACE[page.stem](tmp_path)
-    namespace = {"__name__": "__main__"}
+    namespace = {"__name__": "__main__", **GIVEN.get(page.stem, dict)()}
     ran = 0
     for block in blocks(page):
         match block.language:

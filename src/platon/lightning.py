@@ -24,7 +24,7 @@ __all__ = ["PruningCallback"]
 class PruningCallback(Callback):
     """Prunes the module of a Lightning `Trainer` while it trains.
 
-    Example:
+    Examples:
         >>> trainer = Trainer(max_epochs=3, callbacks=[PruningCallback(keep=0.1)])
         >>> trainer.fit(module, data)                          # the module's weights are the pruned weights
         >>> trainer.fit(module, data, ckpt_path="last.ckpt")   # goes on where that checkpoint was taken

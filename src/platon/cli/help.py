@@ -24,7 +24,7 @@ def _tidied(parameters: list[Any]) -> list[Any]:
 
 
 @contextmanager
-def _one_form(parameters: list[Any]) -> Iterator[None]:
+def one_form(parameters: list[Any]) -> Iterator[None]:
     """Show of each yes/no option the form that changes something: --no-NAME where it is on, else --NAME."""
     flags = [one for one in parameters if one.secondary_opts]
     before = [(one.opts, one.secondary_opts) for one in flags]
@@ -55,7 +55,7 @@ class Command(TyperCommand):
         return _tidied(super().get_params(ctx))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        with _one_form(self.params):
+        with one_form(self.params):
             super().format_help(ctx, formatter)
 
 

@@ -31,6 +31,14 @@ def sparsify(model: nn.Module, *, tokens: int = 128, dense_above: float | None =
     a layer it becomes part of it.
 
     Without the compiled kernel the sparse layers are `torch.sparse` CSR, and a warning says so.
+
+    Args:
+        model: any module with linear layers (`nn.Linear`, or GPT-2's `Conv1D`), in float32 on the CPU.
+        tokens: how many a call has, about: rows times length. 1 for a decoder that generates.
+        dense_above: layers with a larger share of non-zeros stay dense; nothing is measured then.
+
+    Returns:
+        The copy, in evaluation mode and without gradients. `platon.save` and `platon.load` keep it as it is.
     """
     if tokens < 1:
         raise ValueError(f"tokens must be at least 1, got {tokens}; it is about how many tokens a call has")

@@ -32,7 +32,7 @@ class Distillation:
     return: ‖model - teacher‖² / ‖teacher‖² over the tokens of a row that are not padding, mean over the layers. Both
     are means over the rows of the batch, or over its positions for tokens; labels of -100 and padding do not count.
 
-    Example:
+    Examples:
         >>> distillation = platon.Distillation(model, "self", weight=0.5)
         >>> optimizer = torch.optim.AdamW(model.parameters())
         >>> for batch in data:

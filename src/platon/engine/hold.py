@@ -14,7 +14,14 @@ from platon.engine.units import Units, weights
 
 
 class Hold:
-    """Keeps every weight at zero that was zero when this was built, through further training; see `hold`."""
+    """Keeps every weight at zero that was zero when this was built, through further training; `platon.hold` builds it.
+
+    Args:
+        model: the pruned model.
+        optimizer: trains it.
+        units: where zeros are held; every weight of the blocks by default.
+        masks: hold these zeros instead, False = held, as `masks` returned them.
+    """
 
     def __init__(
         self,

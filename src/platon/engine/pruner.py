@@ -25,7 +25,7 @@ from platon.engine.units import Units, weights
 class Pruner:
     """Prunes `model` while `optimizer` trains it. Nothing else of the training loop changes.
 
-    Example:
+    Examples:
         >>> pruner = platon.Pruner(model, optimizer, schedule=platon.Cubic(final=0.1, total=steps))
         >>> for batch in data:
         ...     model(**batch).loss.backward()

@@ -53,7 +53,11 @@ def checked_count(value: int, name: str, least: int = 0) -> int:
 
 @dataclass(frozen=True)
 class Constant:
-    """The same share from the first step on."""
+    """The same share from the first step on.
+
+    Args:
+        keep: the share, in (0, 1].
+    """
 
     keep: float
 
@@ -64,6 +68,7 @@ class Constant:
         return self.keep
 
     def share(self, step: int) -> float:
+        """The share at a step."""
         return self.keep
 
     def progress(self, step: int) -> float:
@@ -71,12 +76,20 @@ class Constant:
         return 1.0
 
     def elapsed(self, step: int) -> float:
+        """1: there is no descent."""
         return 1.0
 
 
 @dataclass(frozen=True)
 class Cubic:
     r"""The paper's schedule: dense, then a cubic descent, then the final share until the end.
+
+    Examples:
+        >>> schedule = platon.Cubic(final=0.1, total=1000)  # dense to step 100, 10 % from step 700 on
+        >>> round(schedule(400), 4)
+        0.2125
+        >>> schedule(401) is None  # no mask at this step
+        True
 
     r(t) = r_T + (r_0 - r_T) (1 - (t - t_i) / (T - t_i - t_f))³   for t_i ≤ t < T - t_f
 
@@ -133,13 +146,15 @@ class Cubic:
         return self.share(step)
 
     def share(self, step: int) -> float:
+        """The share on the curve, whether or not a mask is due at this step."""
         return self.final + (self.initial - self.final) * (1 - self.elapsed(step)) ** 3
 
     def progress(self, step: int) -> float:
-        """Cubic in time, as the share is."""
+        """How far the share has come down, from 0 to 1: cubic in time, as the share is."""
         return 1 - (1 - self.elapsed(step)) ** 3
 
     def elapsed(self, step: int) -> float:
+        """How much of the descent's time has passed, from 0 to 1."""
         if step >= self.end:
             return 1.0
         return max(step - self.start, 0) / (self.end - self.start)

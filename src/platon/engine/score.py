@@ -75,6 +75,16 @@ Choice = TopK | Above
 class Score(ABC):
     """What every method answers; only `value` has no default.
 
+    `state` holds the tensors of a method by name, one number a unit, or single numbers that all units read; the pruner
+    owns them, and stores them in its own state. `info` is a `StepInfo`, what a method may know about the step.
+
+    Examples:
+        >>> @dataclass(frozen=True)
+        ... class SquaredMagnitude(platon.Score):
+        ...     def value(self, state, weight):
+        ...         return weight.float() ** 2
+        >>> pruner = platon.Pruner(model, optimizer, score=SquaredMagnitude(), schedule=platon.Constant(0.5))
+
     Args:
         scope: rank all weights of the model together ("global") or each matrix by itself ("matrix").
     """

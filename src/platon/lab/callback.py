@@ -22,7 +22,7 @@ from platon.lab.errors import UserError
 class PruningCallback(CheckpointCallback):
     """Prunes the model of a `transformers.Trainer` while it trains.
 
-    Example:
+    Examples:
         >>> trainer = Trainer(model, args, train_dataset=data, callbacks=[PruningCallback(keep=0.1)])
         >>> trainer.train()                                  # the model's weights are the pruned weights
         >>> trainer.train(resume_from_checkpoint=True)       # goes on where the last checkpoint was taken
