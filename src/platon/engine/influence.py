@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from platon.engine.call import mapped
 from platon.engine.sample import Arguments
@@ -81,7 +82,9 @@ class Probe:
 
 
 def _float_buffers(block: nn.Module) -> dict[str, Tensor]:
-    found = {name: buffer for name, buffer in block.named_buffers() if buffer.is_floating_point()}
+    # Torch passes no gradients to the statistics of a batch norm.
+    fixed = {id(b) for m in block.modules() if isinstance(m, _BatchNorm) for b in m.buffers(recurse=False)}
+    found = {n: b for n, b in block.named_buffers() if b.is_floating_point() and id(b) not in fixed}
     for buffer in found.values():
         buffer.requires_grad_(True)
     return found

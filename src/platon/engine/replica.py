@@ -212,20 +212,26 @@ def _random(key: str, parameter: Tensor, owner: nn.Module, random: torch.Generat
     return torch.randn(shape, generator=random, dtype=torch.float64).mul_(1.5 / math.sqrt(fan))
 
 
+# Attributes that say where a block is in its model or where it came from, which does not change what it computes.
+_PLACES = {"training", "layer_idx", "layer_id", "layer_index", "layer_number", "idx", "_name_or_path", "name_or_path"}
+_ORIGINS = {"_is_hf_initialized", "model_type", "transformers_version"}
+
+
 def signature(block: nn.Module) -> str:
-    """What tells two blocks apart whose units may lie differently: classes, shapes, whole numbers and switches."""
+    """What tells two blocks apart whose units may lie differently: classes, shapes, numbers, switches and functions."""
     parts: list[str] = []
     configurations: dict[int, str] = {}
     for name, module in block.named_modules():
-        simple = sorted(
-            f"{key}={value}"
-            for key, value in vars(module).items()
-            if isinstance(value, bool | int | str | tuple | list) and not _is_place(key)
-        )
+        marks = {key: _mark(key, value) for key, value in vars(module).items() if key not in _PLACES | _ORIGINS}
+        simple = sorted(f"{key}={mark}" for key, mark in marks.items() if mark is not None)
         config = getattr(module, "config", None)
         if config is not None and hasattr(config, "__dict__") and id(config) not in configurations:
             configurations[id(config)] = str(
-                sorted((k, v) for k, v in vars(config).items() if isinstance(v, bool | int | str) and not _is_place(k))
+                sorted(
+                    (key, value)
+                    for key, value in vars(config).items()
+                    if isinstance(value, bool | int | str) and key not in _PLACES | _ORIGINS
+                )
             )
         shapes = [
             f"{key}{tuple(t.shape)}"
@@ -237,15 +243,14 @@ def signature(block: nn.Module) -> str:
     return "\n".join(parts + sorted(set(configurations.values())))
 
 
-def _is_place(key: str) -> bool:
-    """Whether an attribute says where the block is in the model, which does not change what it computes."""
-    return key in (
-        "training",
-        "layer_idx",
-        "layer_id",
-        "layer_index",
-        "layer_number",
-        "idx",
-        "_name_or_path",
-        "name_or_path",
-    )
+def _mark(key: str, value: Any) -> str | None:
+    """What an attribute of a module adds to its signature; `None`: nothing.
+
+    Rates of dropout differ from layer to layer in many vision models, and do nothing in a trial.
+    """
+    if isinstance(value, float) and (key == "p" or "drop" in key):
+        return None
+    if isinstance(value, bool | int | float | str | tuple | list):
+        return str(value)
+    code = getattr(value, "__code__", None)
+    return None if code is None else f"{value.__qualname__}:{hash(code)}"
