@@ -1,7 +1,8 @@
 """Every model type of the installed transformers that a tiny configuration can build: is it cut exactly?
 
-    python benchmarks/architectures.py                       all types, a process each; about a quarter of an hour on one free core
+    python benchmarks/architectures.py                       all types, a process each; some 15 minutes of one core
     python benchmarks/architectures.py bert t5 gemma3        these alone
+    python benchmarks/architectures.py --onnx swin phi3      whether they, and then the compact ones, export to ONNX
     python benchmarks/architectures.py --results survey.jsonl --table       the table for docs/architectures.md
 
 For each type a model is built with random weights, biases and norms included. Half of the heads and neurons that platon
@@ -26,18 +27,19 @@ import tempfile
 import time
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor, nn
-from tiny_model import TYPES, build, outputs
 
 import platon
-from platon.engine.call import mapped, tensors_in
+from platon.deploy import onnx
+from platon.engine.call import tensors_in
 from platon.engine.discovery import heads, neurons, refusals
-from platon.engine.sample import Case, attempts
+from tiny_model import TYPES, build, outputs
 
 SECONDS, GIGABYTES = 40, 6  # of processor time and memory, for one type
 AT_LEAST = 60
@@ -94,7 +96,8 @@ def _prunable(model: nn.Module) -> int:
         return sum(m.numel() for m in platon.engine.topology.matrices(model).values())
 
 
-def _cut(model: nn.Module, groups: list[Any]) -> dict[str, Any]:
+def _zero_half(groups: list[Any]) -> int:
+    """Zero about half of the units, at least one of each group left; how many weights that are."""
     random = torch.Generator().manual_seed(7)
     zeroed = 0
     with torch.no_grad():
@@ -104,6 +107,11 @@ def _cut(model: nn.Module, groups: list[Any]) -> dict[str, Any]:
             zeroed += int(group.sizes[~kept].sum())
             for part in group.slices:
                 part.parameter.mul_(part.expand(kept.float()))
+    return zeroed
+
+
+def _cut(model: nn.Module, groups: list[Any]) -> dict[str, Any]:
+    zeroed = _zero_half(groups)
     before = sum(p.numel() for p in model.parameters())
     expected, (args, kwargs) = outputs(model)
     try:
@@ -153,18 +161,35 @@ def _stored(small: Any, args: Any, kwargs: Any) -> bool | str:
     return apart(one, other) == 0.0
 
 
-def in_child(name: str) -> dict[str, Any]:
-    """`survey` in a process of its own, with limits of time and memory."""
+def exported(name: str) -> dict[str, Any]:
+    """Whether a model with half of its units zeroed exports to ONNX, and whether the compact one does."""
+    model = build(name)
+    _, (_, kwargs) = outputs(model)
+    batch = {key: value for key, value in kwargs.items() if isinstance(value, Tensor)}
+    _zero_half(heads(model) + neurons(model))
+    found: dict[str, Any] = {"type": name}
+    for kind, one in {"model": model, "compact": platon.compact(model)}.items():
+        with tempfile.TemporaryDirectory() as place:
+            try:
+                found[kind] = onnx.export(one, Path(place) / "model.onnx", [batch]).difference
+            except ValueError as error:
+                found[kind] = str(error)
+    fine = isinstance(found["compact"], float) or isinstance(found["model"], str)
+    return found | {"outcome": "exact" if fine else "wrong"}
+
+
+def in_child(work: Callable[[str], dict[str, Any]], name: str, seconds: int) -> dict[str, Any]:
+    """A function of one type in a process of its own, with limits of time and memory."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
         resource.setrlimit(resource.RLIMIT_AS, (GIGABYTES << 30, GIGABYTES << 30))
-        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 1))
-        signal.alarm(10 * SECONDS)  # one that waits for something
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+        signal.alarm(20 * seconds)  # one that waits for something
         sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  # until the process ends
         try:
-            found = survey(name)
+            found = work(name)
         except BaseException as error:  # a child says everything in one line, whatever happens
             found = {
                 "type": name,
@@ -179,7 +204,7 @@ def in_child(name: str) -> dict[str, Any]:
     _, status = os.waitpid(child, 0)
     if not said:
         why = (
-            f"more than {SECONDS} s"
+            f"more than {seconds} s"
             if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGALRM, signal.SIGXCPU, signal.SIGKILL)
             else f"ended with {status}"
         )
@@ -223,6 +248,7 @@ def main() -> None:
         "--results", type=Path, help="append a JSON line for each type to this file, and skip those in it"
     )
     parser.add_argument("--table", action="store_true", help="print the table of what is in --results, try nothing")
+    parser.add_argument("--onnx", action="store_true", help="export models and compact models to ONNX instead")
     parser.add_argument("--here", action="store_true", help="run in this process, to see errors")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -234,13 +260,14 @@ def main() -> None:
     if options.table:
         print(table(known))
         return
+    work, seconds = (exported, 10 * SECONDS) if options.onnx else (survey, SECONDS)
     done = {one["type"] for one in known}
     if not options.here:
         survey("bert")  # so that the children need not import everything
     for name in options.types or TYPES:
         if name in done:
             continue
-        found = survey(name) if options.here else in_child(name)
+        found = work(name) if options.here else in_child(work, name, seconds)
         known.append(found)
         print(json.dumps(found), flush=True)
         if options.results:
