@@ -14,6 +14,7 @@ from platon.engine.methods import METHODS
 from platon.lab import run as lab
 from platon.lab.convergence import is_constant, why_not_converged
 from platon.lab.finished import evaluate_run
+from platon.lab.measure import Measure
 from platon.lab.record import read_record
 from platon.lab.run import prune
 from platon.lab.settings import ResolvedSettings, resolve
@@ -122,13 +123,16 @@ def test_one_answer(predictions: Any, one: bool) -> None:
 
 def test_the_rule_in_its_order() -> None:
     assert (
-        why_not_converged("the loss was not finite at step 3", True, "accuracy", 0.1, 0.5)
+        why_not_converged("the loss was not finite at step 3", True, Measure("accuracy"), 0.1, 0.5)
         == "the loss was not finite at step 3"
     )
-    assert why_not_converged(None, True, "accuracy", 0.9, 0.5) == "the model gives the same answer to every row"
+    assert why_not_converged(None, True, Measure("accuracy"), 0.9, 0.5) == "the model gives the same answer to every row"
     at_chance = "accuracy 50.00 is no better than the best constant answer, 50.00"
-    assert why_not_converged(None, False, "accuracy", 0.5, 0.5) == at_chance
-    assert why_not_converged(None, False, "accuracy", 0.51, 0.5) is None
+    assert why_not_converged(None, False, Measure("accuracy"), 0.5, 0.5) == at_chance
+    assert why_not_converged(None, False, Measure("accuracy"), 0.51, 0.5) is None
+    assert why_not_converged(None, False, Measure("perplexity"), 20.0, 300.0) is None
+    too_high = "perplexity 1,300.00 is no better than the best constant answer, 300.00"
+    assert why_not_converged(None, False, Measure("perplexity"), 1300.0, 300.0) == too_high
 
 
 def poisoned(monkeypatch: pytest.MonkeyPatch, at: int) -> None:

@@ -15,6 +15,7 @@ from rich.table import Table
 from platon.cli.option import Column, Data, Named, TaskName
 from platon.cli.terminal import console, show_progress
 from platon.lab.errors import UserError
+from platon.lab.measure import Measure
 from platon.lab.source import Source, find_source
 
 #: `compile` is left out: it compiles every model for every shape, which takes minutes
@@ -83,13 +84,13 @@ def evaluate(
     for split, metrics in measure(prepared.build()).items():
         rows = f"{prepared.counts[split]:,}"
         for metric, value in metrics.items():
-            before = [] if record is None else [_percent(record["results"].get(split, {}).get(metric))]
-            table.add_row(split, rows, metric, _percent(value), *before)
+            before = [] if record is None else [_shown(metric, record["results"].get(split, {}).get(metric))]
+            table.add_row(split, rows, metric, _shown(metric, value), *before)
     console.print(table)
 
 
-def _percent(value: float | None) -> str:
-    return "--" if value is None else f"{100 * value:.2f} %"
+def _shown(metric: str, value: float | None) -> str:
+    return "--" if value is None else Measure(metric).text(value)
 
 
 def export(
@@ -151,7 +152,8 @@ def _show_rounding(source: Source, target: Path, task: str | None, data: Path | 
     before, after = (opened.measure(load(folder)) for folder in (source.folder, target))
     for split, metrics in after.items():
         for metric, value in metrics.items():
-            console.print(f"{split} {metric} {_percent(value)}, before rounding {_percent(before[split][metric])}")
+            unrounded = _shown(metric, before[split][metric])
+            console.print(f"{split} {metric} {_shown(metric, value)}, before rounding {unrounded}")
 
 
 def _batch(source: Source, task: str | None, data: Path | None) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ from platon.cli.terminal import TrainingBar, console, errors, show_progress, sho
 from platon.engine.method_names import UNPRUNED, method_names
 from platon.lab.errors import UserError, nearest
 from platon.lab.folder import RunFolder
+from platon.lab.measure import Measure
 from platon.lab.percent import percent
 from platon.lab.settings import ResolvedSettings, resolve
 from platon.lab.source import check_name, find_source
@@ -199,7 +200,7 @@ def _table(record: dict[str, Any]) -> Table:
         for metric in metrics:
             label = metric if len(record["results"]) == 1 else f"{split} {metric}"
             measured = {column: one for column, one in shown.items() if split in one["results"]}
-            add(label, {column: percent(one["results"][split][metric], 2) for column, one in measured.items()})
+            add(label, {column: Measure(metric).text(one["results"][split][metric]) for column, one in measured.items()})
     shares = {"dense": "100 %", "pruned": percent(record["kept"], 2)}
     add("prunable weights kept", {column: shares[column] for column in trained})
     add("parameters that are not zero", {column: f"{one['parameters']['left']:,}" for column, one in trained.items()})

@@ -7,6 +7,7 @@ from typing import Any
 
 from platon.engine.methods import METHODS
 from platon.engine.schedule import Cubic
+from platon.lab.measure import Measure
 from platon.lab.percent import percent
 from platon.lab.settings import Settings
 from platon.lab.step_count import StepCounts
@@ -85,4 +86,4 @@ def after_training(record: dict[str, Any]) -> list[str]:
 def _is_no_better(results: dict[str, dict[str, float]], record: dict[str, Any]) -> bool:
     """Whether these results are no better than the best constant answer."""
     split, metric = next(iter(record["results"])), record["metrics"][0]
-    return results[split][metric] <= record["chance"][split][metric]
+    return not Measure(metric).is_better(results[split][metric], record["chance"][split][metric])

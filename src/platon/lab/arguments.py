@@ -31,6 +31,8 @@ def training_arguments(settings: Settings, steps: StepCounts, prepared: Prepared
         per_device_train_batch_size=settings.batch // divisor,
         gradient_accumulation_steps=settings.accumulate,
         max_grad_norm=settings.clip,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": False},
         logging_steps=steps.log_every,
         logging_nan_inf_filter=False,  # so that a loss that is not finite is logged as it is
         eval_strategy="steps",

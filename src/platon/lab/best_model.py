@@ -10,6 +10,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from platon.lab.checkpoint_callback import CheckpointCallback
 from platon.lab.file import link_error, remove
 from platon.lab.folder import RunFolder
+from platon.lab.measure import Measure
 
 
 class BestModelCallback(TrainerCallback):
@@ -21,11 +22,15 @@ class BestModelCallback(TrainerCallback):
         folder: the run's.
         first_step: the first step at the final share.
         headline: the logged name of the metric that decides.
+        measure: which of two values of it is better.
         checkpoints: carries step and value of the best evaluation in `extra["best"]`.
     """
 
-    def __init__(self, folder: RunFolder, first_step: int, headline: str, checkpoints: CheckpointCallback) -> None:
-        self.folder, self.first_step, self.headline, self.checkpoints = folder, first_step, headline, checkpoints
+    def __init__(
+        self, folder: RunFolder, first_step: int, headline: str, measure: Measure, checkpoints: CheckpointCallback
+    ) -> None:
+        self.folder, self.first_step, self.checkpoints = folder, first_step, checkpoints
+        self.headline, self.measure = headline, measure
 
     @property
     def best(self) -> dict[str, Any] | None:
@@ -43,7 +48,7 @@ class BestModelCallback(TrainerCallback):
         if metrics is None or state.global_step < self.first_step:
             return
         value = metrics[self.headline]
-        if self.best is None or value > self.best["value"]:
+        if self.best is None or self.measure.is_better(value, self.best["value"]):
             pruner = self.checkpoints.pruner
             kept = 1.0 if pruner is None else pruner.kept()
             self.checkpoints.extra["best"] = {"step": state.global_step, "value": value, "kept": kept}

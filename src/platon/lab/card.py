@@ -11,6 +11,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from platon.lab.measure import Measure
 from platon.lab.tasks import TASKS
 
 #: kind of task -> the class that loads a model for it
@@ -19,6 +20,7 @@ _AUTO = {
     "token-classification": "AutoModelForTokenClassification",
     "question-answering": "AutoModelForQuestionAnswering",
     "image-classification": "AutoModelForImageClassification",
+    "text-generation": "AutoModelForCausalLM",
 }
 #: kind of task -> Optimum's class for ONNX Runtime
 _ORT = {kind: name.replace("AutoModel", "ORTModel") for kind, name in _AUTO.items()}
@@ -131,8 +133,10 @@ def _results(record: dict[str, Any]) -> Iterator[str]:
     for split, metrics in record["results"].items():
         for metric, value in metrics.items():
             before = dense["results"].get(split, {}).get(metric) if dense else None
-            twin = f" {'' if before is None else f'{100 * before:.2f}'} |" if dense else ""
-            yield f"| {split} | {metric} | {100 * value:.2f} |{twin}"
+            number = Measure(metric).number
+            twin = f" {'' if before is None else number(before)} |" if dense else ""
+            direction = " (lower is better)" if Measure(metric).lower_is_better else ""
+            yield f"| {split} | {metric}{direction} | {number(value)} |{twin}"
     yield ""
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from platon.lab.measure import Measure
+
 
 def is_constant(predictions: Any) -> bool:
     """Whether logits (or numbers, for regression) predict the same for every row."""
@@ -21,13 +23,13 @@ def is_constant(predictions: Any) -> bool:
     return len(answers) > 1 and bool((answers == answers[0]).all() or not np.isfinite(answers).all())
 
 
-def why_not_converged(not_finite: str | None, constant: bool, metric: str, value: float, chance: float) -> str | None:
+def why_not_converged(not_finite: str | None, constant: bool, measure: Measure, value: float, chance: float) -> str | None:
     """The reason in words; `None` if the run converged.
 
     Args:
         not_finite: what was not finite, if anything.
         constant: whether the model predicts the same for every row.
-        metric: the name of the first metric.
+        measure: the first metric.
         value: its value.
         chance: its value for the best constant prediction.
     """
@@ -35,6 +37,7 @@ def why_not_converged(not_finite: str | None, constant: bool, metric: str, value
         return not_finite
     if constant:
         return "the model gives the same answer to every row"
-    if value <= chance:
-        return f"{metric} {100 * value:.2f} is no better than the best constant answer, {100 * chance:.2f}"
+    if not measure.is_better(value, chance):
+        said, constantly = measure.number(value), measure.number(chance)
+        return f"{measure.name} {said} is no better than the best constant answer, {constantly}"
     return None

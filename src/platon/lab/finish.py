@@ -22,6 +22,7 @@ from platon.lab.card import model_card
 from platon.lab.convergence import why_not_converged
 from platon.lab.file import remove, write_json, write_text
 from platon.lab.folder import RunFolder
+from platon.lab.measure import Measure
 from platon.lab.record import FORMAT
 from platon.lab.trainer import LabTrainer, Results
 from platon.lab.training import Training
@@ -130,7 +131,7 @@ def _record(
     not_converged = why_not_converged(
         training.checkpoints.extra.get("not_finite"),
         trainer.constant[split],
-        metric,
+        Measure(metric),
         results[split][metric],
         prepared.chance[split][metric],
     )
@@ -144,8 +145,10 @@ def _record(
         "settings": resolved.plain(),
         "plan": asdict(training.steps),
         "data": {"fingerprint": prepared.fingerprint, "train_rows": len(prepared.train)}
-        | {f"{name}_rows": len(rows) for name, rows in (prepared.evaluation | prepared.test).items()},
+        | {f"{name}_rows": len(rows) for name, rows in (prepared.evaluation | prepared.test).items()}
+        | prepared.details,
         "metrics": list(prepared.metrics),
+        "lower_is_better": [name for name in prepared.metrics if Measure(name).lower_is_better],
         "chance": prepared.chance,
         "results": results,
         "not_converged": not_converged,

@@ -9,6 +9,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from platon.lab.checkpoint_callback import CheckpointCallback
 from platon.lab.duration import in_words
+from platon.lab.measure import Measure
 from platon.lab.percent import percent
 from platon.lab.printer import Bar, Printer
 
@@ -77,7 +78,7 @@ class ProgressCallback(TrainerCallback):
             return
         step, pruner = state.global_step, self.checkpoints.pruner
         split, _, name = self.headline.removeprefix("eval_").partition("_")
-        self._metric = f"{name.replace('_', ' ')} {percent(metrics[self.headline], 2)}"
+        self._metric = f"{name.replace('_', ' ')} {Measure(name).text(metrics[self.headline])}"
         if pruner is not None:
             self._kept = f"{percent(pruner.kept())} kept"
         if self._bar is not None:

@@ -11,12 +11,14 @@ from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 from platon.lab.errors import UserError
 from platon.lab.file import append_line, file_sha256, read_json, read_lines, sha256, write_json, write_text
 from platon.lab.folder import HISTORY, PROBE, RECORD, RunFolder
+from platon.lab.measure import Measure
 
 __all__ = [
     "FORMAT",
     "HISTORY",
     "PROBE",
     "RECORD",
+    "Measure",
     "UserError",
     "append_history",
     "file_sha256",

@@ -59,7 +59,7 @@ class Settings:
     holdout: Number = setting(0.1, "Data", "your own data: share held out where there is no validation file")
     stratify: Flag = setting(True, "Data", "hold out the same share of every class", before=False)
     max_length: Whole | None = setting(None, "Data", "longest input, in tokens")
-    stride: Whole | None = setting(None, "Data", "SQuAD: tokens that two neighbouring pieces of a long context share")
+    stride: Whole | None = setting(None, "Data", "SQuAD: tokens that neighbouring pieces of a long context share; lm: tokens from one window to the next")
     image_size: Whole | None = setting(None, "Data", "width and height of an image, in pixels")
     augment: Flag = setting(False, "Data", "random crops and flips of training images")
     trust_remote_code: Flag = setting(False, "Data", "run Python code that comes with a model")
@@ -79,9 +79,10 @@ class Settings:
     clip: Number = setting(1.0, "Training", "largest gradient norm; 0: no clipping", ge=0)
     freeze_embeddings: Flag = setting(False, "Training", "train everything but the embeddings")
     group_by_length: Flag = setting(True, "Training", "batches of texts of similar length, for less padding")
-    precision: Literal["float32", "bf16", "fp16"] = setting(
-        "float32", "Training", "float32, or mixed precision with bf16 or fp16"
+    gradient_checkpointing: Flag = setting(
+        False, "Training", "compute activations again in the backward pass, to save memory"
     )
+    precision: Literal["float32", "bf16", "fp16"] = setting("float32", "Training", "float32, or mixed: bf16 or fp16")
     seed: Whole = setting(0, "Training", "seed of all random numbers", ge=0)
 
     # The defaults of the engine, which gives the reasons. Those of scores (beta1, …) are written again, because

@@ -83,7 +83,7 @@ def find_source(name: str) -> Source:
 
 def check_name(name: str) -> None:
     """Raise unless there is a model of this name, as a folder or on the hub, without importing torch."""
-    if not Path(name).expanduser().is_dir():
+    if not Path(name).expanduser().exists():
         from huggingface_hub import hf_hub_download
 
         _asked(name, partial(hf_hub_download, locate_model(name), CONFIG))

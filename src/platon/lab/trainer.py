@@ -37,6 +37,7 @@ class LabTrainer(Trainer):
             eval_dataset=next(iter(prepared.evaluation.values())),
             data_collator=prepared.collate,
             processing_class=prepared.processor,
+            preprocess_logits_for_metrics=prepared.condense,
             **kwargs,
         )
 

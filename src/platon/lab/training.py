@@ -24,6 +24,7 @@ from platon.lab.errors import UserError
 from platon.lab.folder import RunFolder
 from platon.lab.history import HistoryCallback
 from platon.lab.hold_callback import HoldCallback
+from platon.lab.measure import Measure
 from platon.lab.order import EpochCallback
 from platon.lab.printer import Printer
 from platon.lab.probe import Probe
@@ -77,7 +78,9 @@ def assemble(
     trainer, checkpoints = make_trainer(settings, steps, prepared, folder.checkpoints, attach)
     checkpoints.extra["settings"] = asdict(settings)
     headline = f"eval_{next(iter(prepared.evaluation))}_{prepared.metrics[0]}"
-    best = BestModelCallback(folder, steps.total - steps.cooldown, headline, checkpoints)
+    best = BestModelCallback(
+        folder, steps.total - steps.cooldown, headline, Measure(prepared.metrics[0]), checkpoints
+    )
     stop = StopCallback()
     progress = ProgressCallback(steps.total, headline, checkpoints, printer, METHODS[settings.method].verb)
     # Before Trainer's own callbacks, so that every logger sees the pruner's numbers; and the probe before the pruner,

@@ -13,7 +13,7 @@ from platon.report.record import read_lines
 
 # Runs that differ only in these settings are the same run: they name it, or say where files are and how often to write.
 _NOT_RELEVANT = {"task", "method", "keep", "seed", "data", "eval_batch", "log_every", "checkpoint_every", "checkpoints"}
-_NOT_RELEVANT |= {"fast", "keep_checkpoints", "report_to", "trust_remote_code"}
+_NOT_RELEVANT |= {"fast", "gradient_checkpointing", "keep_checkpoints", "report_to", "trust_remote_code"}
 # Settings of pruning in general, which a dense run does not read.
 _PRUNING = {"units", "dense", "warmup", "cooldown", "every", "block_rows", "block_columns", "reference_steps"}
 # Settings that only a run with a teacher reads; records of earlier versions do not have them.

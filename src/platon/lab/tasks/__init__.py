@@ -99,6 +99,15 @@ for _task in (
         own_test=True,
         predicts=True,
     ),
+    Task(
+        "lm",
+        "your own text: a causal language model predicts the next token",
+        ("perplexity",),
+        "text-generation",
+        "platon.lab.tasks.lm:prepare",
+        defaults={"epochs": 1.0, "batch": 8, "eval_batch": 4},
+        own_test=True,
+    ),
     _images("images", "your own images, one folder for each class", _VISION, model=VIT),
     Task(
         "embed",

@@ -45,7 +45,7 @@ def read_new_texts(request: Request) -> Split:
     """Texts to embed, each row of the data in its order."""
     assert request.data is not None
     split = read_new(request.data).require(())
-    column = request.text_column or _only_text_column(split)
+    column = request.text_column or only_text_column(split)
     split.require((column,)).require_text(column)
     return split if column == TEXT else Split(split.rows.rename_column(column, TEXT), split.where)
 
@@ -63,7 +63,7 @@ def _read(data: Path, request: Request) -> dict[str, Split]:
 def _texts_of(split: Split, request: Request) -> Split:
     """The split's different texts, in their order, without blanks around them."""
     split.require(())
-    column = request.text_column or _only_text_column(split)
+    column = request.text_column or only_text_column(split)
     split.require((column,)).require_text(column)
     texts = list(dict.fromkeys(text.strip() for text in split.rows[column] if text.strip()))
     if not texts:
@@ -74,7 +74,8 @@ def _texts_of(split: Split, request: Request) -> Split:
     return Split(Dataset.from_dict({TEXT: texts}), split.where)
 
 
-def _only_text_column(split: Split) -> str:
+def only_text_column(split: Split) -> str:
+    """The column of a split that holds text; a `UserError` where there is none, or more than one."""
     found = _text_columns(split)
     if len(found) != 1:
         has = ", ".join(split.rows.column_names)

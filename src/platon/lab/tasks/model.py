@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 from platon import deploy
 from platon.lab.errors import UserError
 from platon.lab.tasks.dataset import silent_hub
+from platon.lab.tasks.gguf import find_gguf, forget_quantisation
 from platon.lab.tasks.model_error import refuse_pickles, sentence
 from platon.lab.tasks.path import locate_model
 from platon.lab.tasks.task import Request, Task
@@ -41,6 +42,7 @@ KINDS: dict[str, tuple[Any, Mapping[Any, Any]]] = {
         transformers.AutoModelForImageClassification,
         transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
     ),
+    "text-generation": (transformers.AutoModelForCausalLM, transformers.MODEL_FOR_CAUSAL_LM_MAPPING),
     "sentence-similarity": (transformers.AutoModel, transformers.MODEL_MAPPING),
 }
 
@@ -57,10 +59,13 @@ class Pretrained:
         if name is None:
             raise UserError(f"{task.name} needs a model; give a hub name or a folder with --model")
         self.name, self.notes = locate_model(name), list[str]()
+        self.folder, self.file = find_gguf(self.name)
         self.trust = request.trust_remote_code
         self.auto, self.classes = KINDS[task.kind]
         with self._loading("config"):
-            self.config = AutoConfig.from_pretrained(self.name, trust_remote_code=self.trust, **config)
+            self.config = AutoConfig.from_pretrained(
+                self.folder, trust_remote_code=self.trust, **self.file, **config
+            )
         if type(self.config) not in self.classes and not self.trust:
             kind = self.config.model_type
             loader = self.auto.__name__
@@ -76,7 +81,9 @@ class Pretrained:
     def tokenizer(self, **changes: Any) -> PreTrainedTokenizerBase:
         """The fast tokenizer, with these settings changed; one without a padding token pads with its end token."""
         with self._loading("tokenizer"):
-            tokenizer = AutoTokenizer.from_pretrained(self.name, trust_remote_code=self.trust, **changes)
+            tokenizer = AutoTokenizer.from_pretrained(
+                self.folder, trust_remote_code=self.trust, **self.file, **changes
+            )
         if not tokenizer.is_fast:
             raise UserError(f"the tokenizer of {self.name!r} has no fast version; choose a model with a tokenizer.json")
         # Without any file, transformers makes a tokenizer of special tokens only, which maps every word to "unknown".
@@ -108,15 +115,16 @@ class Pretrained:
         refuse_pickles(self.name)
         with self._loading("weights"):
             model, found = self.auto.from_pretrained(
-                self.name,
+                self.folder,
                 config=copy.deepcopy(self.config),
                 dtype=torch.float32,
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
                 trust_remote_code=self.trust,
+                **self.file,
             )
         self._check_loaded(model, found)
-        return model
+        return forget_quantisation(model) if self.file else model
 
     def _check_loaded(self, model: PreTrainedModel, found: Mapping[str, Collection[Any]]) -> None:
         """Only the head may start from random values in silence; it may have another shape, which is noted."""

@@ -51,9 +51,9 @@ def listing(folder: Path) -> str:
 
 
 def locate_model(name: str) -> str:
-    """The path of an existing folder, or a name that the hub may have; anything else is refused."""
+    """The path of an existing folder or GGUF file, or a name that the hub may have; anything else is refused."""
     path = Path(name).expanduser()
-    if path.is_dir():
+    if path.is_dir() or (path.suffix.lower() == ".gguf" and path.is_file()):
         return str(path)
     looks_like_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name or path.is_file()
     if looks_like_path or (path.parent != Path() and path.parent.is_dir()):

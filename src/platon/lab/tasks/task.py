@@ -132,6 +132,8 @@ class Prepared:
     test: like `evaluation`, for splits that are measured once, at the end.
     about: what was read, as (what, sentence), for the user.
     warnings: what in the data will harm the result, one sentence each.
+    condense: (logits, labels) of a batch -> what evaluation keeps of them; None keeps the logits.
+    details: what the record says of the data beside its rows.
     answers: predictions of the split `NEW` -> what they say, row by row; None where the task cannot tell.
     source: the rows of the split `NEW` as they were read, in the order of the answers.
     """
@@ -153,6 +155,8 @@ class Prepared:
     test: dict[str, Rows] = field(default_factory=dict)
     about: list[tuple[str, str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    condense: Callable[[Any, Any], Any] | None = None
+    details: dict[str, Any] = field(default_factory=dict)
     answers: Callable[[Any], list[Answer]] | None = None
     source: Any = None
 

@@ -50,7 +50,7 @@ def read_new(data: Path) -> Split:
 
 def read_lines(file: Path) -> Dataset:
     """The lines of a text file that are more than blanks, in the column "text"."""
-    with _parsing(file):
+    with parsing(file):
         text = file.read_text(encoding="utf-8-sig")
     # Not splitlines(): a text may hold characters that it splits at, such as U+2028.
     return Dataset.from_dict({"text": pa.array([line for line in text.split("\n") if line.strip()], pa.string())})
@@ -70,12 +70,13 @@ def read_file(file: Path, readers: Readers | None = None) -> Dataset:
     existing_data(file)
     if file.suffix.lower() not in readers:
         raise UserError(f"{file} is of no known kind; give one of {', '.join(readers)}")
-    with _parsing(file):
+    with parsing(file):
         return readers[file.suffix.lower()](file)
 
 
 @contextmanager
-def _parsing(file: Path) -> Iterator[None]:
+def parsing(file: Path) -> Iterator[None]:
+    """Turn what goes wrong while a file is read into one sentence."""
     try:
         yield
     except UnicodeDecodeError as error:
