@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from platon.engine.distillation import Distillation
     from platon.engine.hold import Hold, hold
     from platon.engine.learned import Gated, HardConcrete, Learned, Movement, SoftMovement
+    from platon.engine.one_shot import prune_once
     from platon.engine.pruner import Pruner
     from platon.engine.schedule import Constant, Cubic, Schedule
     from platon.engine.score import Score
     from platon.engine.smoothed import Magnitude, Platon, Ratio, Sensitivity, Uncertainty
     from platon.engine.units import Units, blocks, columns, heads, neurons, weights
+    from platon.engine.wanda import Wanda
     from platon.lab.callback import PruningCallback
 
 __version__ = "0.1.0"
@@ -33,10 +35,12 @@ _HOMES = {
     "platon.engine.distillation": ("Distillation",),
     "platon.engine.hold": ("Hold", "hold"),
     "platon.engine.learned": ("Gated", "HardConcrete", "Learned", "Movement", "SoftMovement"),
+    "platon.engine.one_shot": ("prune_once",),
     "platon.engine.pruner": ("Pruner",),
     "platon.engine.schedule": ("Constant", "Cubic", "Schedule"),
     "platon.engine.score": ("Score",),
     "platon.engine.smoothed": ("Magnitude", "Platon", "Ratio", "Sensitivity", "Uncertainty"),
+    "platon.engine.wanda": ("Wanda",),
     "platon.engine.units": ("Units", "blocks", "columns", "heads", "neurons", "weights"),
     "platon.lab.callback": ("PruningCallback",),
 }
@@ -62,6 +66,7 @@ __all__ = [
     "SoftMovement",
     "Uncertainty",
     "Units",
+    "Wanda",
     "__version__",
     "blocks",
     "columns",
@@ -72,6 +77,7 @@ __all__ = [
     "load",
     "measure",
     "neurons",
+    "prune_once",
     "save",
     "sparsify",
     "weights",

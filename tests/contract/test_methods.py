@@ -33,6 +33,9 @@ METHODS: dict[str, platon.Score] = {
     "platon, matrix": platon.Platon(scope="matrix", window=1),
     "magnitude": platon.Magnitude(),
     "magnitude, matrix": platon.Magnitude(scope="matrix"),
+    "magnitude, row": platon.Magnitude(scope="row"),
+    "wanda": platon.Wanda(),
+    "wanda, global": platon.Wanda(scope="global"),
     "platon, exponent": platon.Platon(exponent=0.5, window=1),
     "sensitivity": platon.Sensitivity(window=1),
     "uncertainty": platon.Uncertainty(window=10),
@@ -181,6 +184,9 @@ def assert_pruned(pruner: platon.Pruner, keep: float | None) -> None:
     assert list(masks) == list(matrices)
     if keep is not None and pruner.units.groups:
         assert_fits(pruner, keep)
+    elif keep is not None and pruner.score.scope == "row":
+        for mask in masks.values():
+            assert (mask.sum(1) == round(keep * mask.shape[1])).all()
     elif keep is not None:
         scopes = [[name] for name in masks] if pruner.score.scope == "matrix" else [list(masks)]
         for names in scopes:

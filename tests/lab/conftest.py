@@ -14,10 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
     BertTokenizerFast,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
     ViTConfig,
     ViTForImageClassification,
     ViTImageProcessorPil,
@@ -115,3 +119,34 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     """As without a network, and without waiting for retries."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tokenizer of single bytes and an end token, and a Llama of two layers for 64 tokens."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-llama"
+    _save(folder, byte_tokenizer(eos_token="<|end|>"), LlamaForCausalLM(tiny_llama_config()))
+    return folder
+
+
+def tiny_llama_config() -> LlamaConfig:
+    torch.manual_seed(0)
+    return LlamaConfig(
+        vocab_size=257,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        bos_token_id=None,
+        eos_token_id=256,
+    )
+
+
+def byte_tokenizer(**special: str) -> PreTrainedTokenizerFast:
+    signs = sorted(pre_tokenizers.ByteLevel.alphabet())
+    bytes_only = Tokenizer(models.BPE(vocab={sign: number for number, sign in enumerate(signs)}, merges=[]))
+    bytes_only.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytes_only.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=bytes_only, **special)

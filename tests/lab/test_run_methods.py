@@ -126,7 +126,9 @@ def test_the_rule_in_its_order() -> None:
         why_not_converged("the loss was not finite at step 3", True, Measure("accuracy"), 0.1, 0.5)
         == "the loss was not finite at step 3"
     )
-    assert why_not_converged(None, True, Measure("accuracy"), 0.9, 0.5) == "the model gives the same answer to every row"
+    assert (
+        why_not_converged(None, True, Measure("accuracy"), 0.9, 0.5) == "the model gives the same answer to every row"
+    )
     at_chance = "accuracy 50.00 is no better than the best constant answer, 50.00"
     assert why_not_converged(None, False, Measure("accuracy"), 0.5, 0.5) == at_chance
     assert why_not_converged(None, False, Measure("accuracy"), 0.51, 0.5) is None

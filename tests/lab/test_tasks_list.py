@@ -9,7 +9,7 @@ import pytest
 from platon.lab.errors import UserError
 from platon.lab.tasks import TASKS, Request, find
 
-NAMES = "mnli rte qnli mrpc qqp sst2 cola stsb squad cifar100 imagenet digits text tokens images embed"
+NAMES = "mnli rte qnli mrpc qqp sst2 cola stsb squad cifar100 imagenet digits text tokens lm images embed"
 
 
 def test_all_tasks_of_the_paper_and_the_users_own() -> None:

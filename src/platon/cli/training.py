@@ -87,7 +87,8 @@ def prune(
     first, several = process_group.is_first(), process_group.count() > 1
     process_group.leave()
     if first:
-        _show_results(record, folder, draw_run(folder)[0].parent)
+        draw_run(folder)
+        _show_results(record, folder)
     if several:
         # At once: threads of the libraries may abort a process of several when it ends in the usual way.
         sys.stdout.flush()
@@ -118,7 +119,7 @@ def _default_folder(resolved: ResolvedSettings) -> Path:
     return Path("runs") / f"{s.task}-{s.method}{share}-seed{s.seed}"
 
 
-def _show_results(record: dict[str, Any], folder: Path, figures: Path) -> None:
+def _show_results(record: dict[str, Any], folder: Path) -> None:
     console.print(_table(record))
     if record["not_converged"]:
         from platon.lab.advice import after_training
@@ -129,7 +130,7 @@ def _show_results(record: dict[str, Any], folder: Path, figures: Path) -> None:
     notice = _share_notice(record)
     if notice:
         console.print(notice, style="yellow")
-    shown = [("model", folder / "model"), ("record", folder / "record.json"), ("figures", figures)]
+    shown = [("model", folder / "model"), ("record", folder / "record.json"), ("figures", folder / "figures")]
     small = record.get("compact")
     fast = record.get("fast")
     if fast and "error" not in fast:
@@ -200,7 +201,9 @@ def _table(record: dict[str, Any]) -> Table:
         for metric in metrics:
             label = metric if len(record["results"]) == 1 else f"{split} {metric}"
             measured = {column: one for column, one in shown.items() if split in one["results"]}
-            add(label, {column: Measure(metric).text(one["results"][split][metric]) for column, one in measured.items()})
+            add(
+                label, {column: Measure(metric).text(one["results"][split][metric]) for column, one in measured.items()}
+            )
     shares = {"dense": "100 %", "pruned": percent(record["kept"], 2)}
     add("prunable weights kept", {column: shares[column] for column in trained})
     add("parameters that are not zero", {column: f"{one['parameters']['left']:,}" for column, one in trained.items()})

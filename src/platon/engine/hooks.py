@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Optimizer
 
-from platon.engine.score import Timing
+from platon.engine.score import Reading
 from platon.engine.shard import ALONE, Ranks, local
 from platon.engine.units import plain_name
 
@@ -43,7 +43,7 @@ class StepHook:
 
     model: nn.Module
     parameters: Mapping[str, nn.Parameter]
-    reads: Timing | None
+    reads: Reading | None
     on_nonfinite: Literal["raise", "skip"] | None
     before: Callable[[], None]
     after: Callable[[], None]
@@ -245,7 +245,7 @@ def _unwrapped(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
-def _check_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], reads: Timing | None) -> None:
+def _check_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], reads: Reading | None) -> None:
     if isinstance(optimizer, LBFGS):
         raise ValueError(
             "LBFGS takes many gradients in one step, so no step has a gradient of its own; use AdamW or SGD"

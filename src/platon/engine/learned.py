@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from platon.engine.schedule import Ramp, Schedule
-from platon.engine.score import Above, Choice, Scope, Score, State, StepInfo, TopK
+from platon.engine.scope import Scope
+from platon.engine.score import Above, Choice, Score, State, StepInfo, TopK
 from platon.engine.steering import Steering
 
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8  # AdamW's usual settings

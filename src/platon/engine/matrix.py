@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from platon.engine.shard import Ranks, local, rows_of
+from platon.engine.topology import is_conv1d
 
 #: (the children of a module, or its parameters; a key; what is found there), from the model down to a parameter
 _Path = list[tuple[Mapping[str, Any], str, Any]]
@@ -20,15 +21,38 @@ class Matrix:
         parameter: the parameter itself.
         path: how the model leads to it.
         start: the position of its first weight among all prunable ones.
+        inputs_first: whether it is stored with inputs as rows (GPT-2's Conv1D).
     """
 
-    def __init__(self, name: str, parameter: nn.Parameter, path: _Path, start: int) -> None:
-        self.name, self.parameter, self.path = name, parameter, path
+    def __init__(self, name: str, parameter: nn.Parameter, path: _Path, start: int, inputs_first: bool = False) -> None:
+        self.name, self.parameter, self.path, self.inputs_first = name, parameter, path, inputs_first
         self.rows, self.shape = rows_of(parameter), local(parameter).shape
         self.size, self.total = local(parameter).numel(), parameter.numel()  #: weights here, and on all ranks
         #: the position of the first weight that is here
         self.start = start + self.rows[0] * (self.total // max(parameter.shape[0], 1) if parameter.dim() else 1)
         self.device = parameter.device
+
+    @property
+    def inputs(self) -> int:
+        """How many features it reads."""
+        return self.parameter.shape[0 if self.inputs_first else 1]
+
+    def by_output(self, values: Tensor) -> Tensor:
+        """Flat numbers of its weights as a row for each output feature; a view."""
+        if self.inputs_first and self.size != self.total:
+            raise ValueError(f"the rows of {self.name!r} are spread over several processes; use scope 'matrix'")
+        shaped = values.view(self.shape)
+        return shaped.T if self.inputs_first else shaped
+
+    def flat(self, values: Tensor) -> Tensor:
+        """The reverse of `by_output`; a copy of its own memory."""
+        return (values.T if self.inputs_first else values).reshape(-1).clone(memory_format=torch.contiguous_format)
+
+    def by_input(self, numbers: Tensor) -> Tensor:
+        """For each weight, flat, the number of the input feature that it multiplies."""
+        if self.inputs_first:
+            return numbers[self.rows[0] : self.rows[1], None].expand(self.shape).reshape(-1)
+        return numbers.expand(self.shape).reshape(-1)
 
     @property
     def weight(self) -> Tensor:
@@ -83,7 +107,8 @@ def locate(model: nn.Module, parameters: Mapping[str, nn.Parameter], ranks: Rank
             raise ValueError(
                 f"{name!r} is not contiguous in memory; give it contiguous data before building the optimizer"
             )
-        found.append(Matrix(name, parameter, paths[id(parameter)], start))
+        path = paths[id(parameter)]
+        found.append(Matrix(name, parameter, path, start, len(path) > 1 and is_conv1d(path[-2][2])))
         start += parameter.numel()
     # Over all ranks, so that each of them stops where one does.
     unsound = ranks.any(torch.tensor([not _is_finite(matrix.weight) for matrix in found], device=found[0].device))

@@ -5,6 +5,7 @@ import sys
 NAMES: tuple[str, ...] = (
     "platon",
     "magnitude",
+    "wanda",
     "movement",
     "soft-movement",
     "l0",

@@ -7,6 +7,7 @@ from typing import Any
 from platon.engine.learned import HardConcrete, Movement, SoftMovement
 from platon.engine.score import Score
 from platon.engine.smoothed import Magnitude, Platon, Ratio, Sensitivity, Uncertainty
+from platon.engine.wanda import Wanda
 
 _PLATON = (
     "Zhang et al., PLATON: Pruning Large Transformer Models with Upper Confidence Bound of Weight Importance, 2022"
@@ -61,6 +62,12 @@ METHODS: dict[str, Method] = {
         "Magnitude",
         "the weight's own size; zeroed weights go on being updated",
         "Zhu & Gupta, To prune, or not to prune: Exploring the efficacy of pruning for model compression, 2018",
+    ),
+    "wanda": Method(
+        Wanda,
+        "Wanda",
+        "the weight's size times the norm of what it multiplies, compared inside a row; needs no training",
+        "Sun et al., A Simple and Effective Pruning Approach for Large Language Models, 2024",
     ),
     "movement": Method(
         Movement,

@@ -1,8 +1,9 @@
 """The pruner: holds the state and calls score, schedule, ranking and store in order, from the optimizer's own hooks."""
 
+import contextlib
 import dataclasses
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -10,10 +11,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from platon.engine import state as states
+from platon.engine.activation import InputNorms
 from platon.engine.hooks import RelativeRate, StepHook, attach
 from platon.engine.matrix import locate
 from platon.engine.ranking import Ranking
 from platon.engine.schedule import Ramp, Schedule, checked_keep
+from platon.engine.scope import check_share
 from platon.engine.score import Score, StepInfo, checked_choice
 from platon.engine.shard import ranks_of, reshard, same_on_all
 from platon.engine.smoothed import Platon
@@ -70,7 +73,10 @@ class Pruner:
         self.keep = 1.0  #: the share that the schedule asked for at the last mask step
         self._ranks = ranks_of(model, self.units.matrices)
         matrices = locate(model, self.units.matrices, self._ranks)
-        self._ranking = Ranking(self.score, matrices, self.units.groups, self._ranks)
+        if self._ramp is not None:
+            check_share(self.score.scope, self._ramp.share(sys.maxsize))
+        self._norms = InputNorms(model, matrices) if self.score.reads == "inputs" else None
+        self._ranking = Ranking(self.score, matrices, self.units.groups, self._ranks, self._norms)
         self._store = Aside(self._ranking) if self.score.keeps_weights_aside else InPlace()
         self._controller = self.score.controller()
         self._settled = False
@@ -122,6 +128,12 @@ class Pruner:
                 "give every rank the same model, the same optimizer and gradients that are averaged over all of them"
             )
 
+    @contextlib.contextmanager
+    def calibrating(self) -> Iterator[None]:
+        """Show a score that reads inputs what the weights multiply, in passes that do not train."""
+        with contextlib.nullcontext() if self._norms is None else self._norms.calibration(self._ranking.matrices):
+            yield
+
     def __repr__(self) -> str:
         return (
             f"Pruner(score={self.score}, schedule={self.schedule}, units={self.units}, "
@@ -130,7 +142,7 @@ class Pruner:
 
     # --- evaluation and the end ---------------------------------------------------------------------------------------
 
-    @contextmanager
+    @contextlib.contextmanager
     def deterministic(self) -> Iterator[None]:
         """The weights as they are for evaluation, saving and export.
 
@@ -169,6 +181,8 @@ class Pruner:
                 self._reshard()
                 self._store.show_last(self._info(self.step_count))
         self._hooks.detach(self._hook)
+        if self._norms is not None:
+            self._norms.detach()
         self._settled = False
 
     def _is_attached(self) -> bool:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from platon.engine import noise
+from platon.engine.activation import InputNorms
 from platon.engine.matrix import Matrix
 from platon.engine.pool import Pool
 from platon.engine.score import Above, Choice, Score, StepInfo, TopK
@@ -32,6 +33,13 @@ class Backend(Protocol):
         Returns the weights kept and the score at the cut of each part that lost any.
         """
         ...
+
+    def keep_in_rows(self, choice: TopK) -> int:
+        """Keep the highest scores inside the rows of each matrix, zero the rest; the weights kept."""
+        ...
+
+    def read_inputs(self, norms: InputNorms, phase: int) -> None:
+        """Take the norms of what the weights multiplied into the state."""
 
     def keep_above(self, choice: Above) -> tuple[int, float | None]:
         """Keep the scores above a value, zero the rest; the weights kept, and the share above the watched value."""
@@ -63,12 +71,22 @@ class Ranking:
         matrices: where the units' weights are.
         groups: units of many weights; without any, each weight is a unit.
         ranks: what the matrices are sharded over.
+        norms: of what the weights multiply, for a score that reads them.
     """
 
     def __init__(
-        self, score: Score, matrices: Sequence[Matrix], groups: Sequence[Group] = (), ranks: Ranks = ALONE
+        self,
+        score: Score,
+        matrices: Sequence[Matrix],
+        groups: Sequence[Group] = (),
+        ranks: Ranks = ALONE,
+        norms: InputNorms | None = None,
     ) -> None:
-        self.score, self.matrices, self.ranks = score, matrices, ranks
+        self.score, self.matrices, self.ranks, self.norms = score, matrices, ranks, norms
+        if groups and (norms is not None or score.scope not in ("global", "matrix")):
+            raise ValueError(
+                f"{type(score).__name__} with scope {score.scope!r} ranks single weights; prune weights, not groups"
+            )
         self.backend: Backend = (
             SliceBackend(score, matrices, groups, ranks) if groups else WeightBackend(score, matrices, ranks)
         )
@@ -93,6 +111,8 @@ class Ranking:
         Returns the share of weights above `choice.watched`, if that is asked for.
         """
         phase = self.score.phase(info.step) if self.score.reads == "after" else None
+        if self.norms is not None:
+            self.backend.read_inputs(self.norms, self.score.phase(info.step))
         if isinstance(choice, TopK):
             self._keep_top(choice, phase)
             return None
@@ -104,10 +124,13 @@ class Ranking:
         return watched
 
     def _keep_top(self, choice: TopK, phase: int | None) -> None:
-        if choice.scope == "matrix":
+        if choice.scope != "global":
             if phase is not None:
                 self.backend.update(phase)
-            self.kept_count, _ = self.backend.keep_top([[pool] for pool in self.pools], choice.keep, None)
+            if choice.scope == "matrix":
+                self.kept_count, _ = self.backend.keep_top([[pool] for pool in self.pools], choice.keep, None)
+            else:
+                self.kept_count = self.backend.keep_in_rows(choice)
             return
         self.kept_count, cuts = self.backend.keep_top([self.pools], choice.keep, phase)
         if cuts:

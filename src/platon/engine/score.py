@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from platon.engine.schedule import Schedule
+from platon.engine.scope import Scope, checked_scope
 from platon.engine.steering import Steering
 
 State = dict[str, Tensor]
 Timing = Literal["after", "before"]
-Scope = Literal["global", "matrix"]
+Reading = Timing | Literal["inputs"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class StepInfo:
 
 @dataclass(frozen=True)
 class TopK:
-    """Keep the highest scores: round(keep · N) of all N weights, or of each matrix's (or each group's) weights."""
+    """Keep the highest scores: round(keep · N) of all N weights, or of the N weights of each matrix, group or row."""
 
     keep: float
     scope: Scope = "global"
@@ -86,7 +87,8 @@ class Score(ABC):
         >>> pruner = platon.Pruner(model, optimizer, score=SquaredMagnitude(), schedule=platon.Constant(0.5))
 
     Args:
-        scope: rank all weights of the model together ("global") or each matrix by itself ("matrix").
+        scope: rank all weights of the model together ("global"), those of each matrix ("matrix") or of each output
+            feature ("row"), or every M neighbours in a row ("2:4": 2 of 4 stay).
     """
 
     scope: Scope = "global"
@@ -99,12 +101,20 @@ class Score(ABC):
     averages_signal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        checked_choice(self.scope, "scope", ("global", "matrix"))
+        checked_scope(self.scope)
 
     @property
-    def reads(self) -> Timing | None:
-        """When `update` reads w·g: before or after the optimizer moves the weights; `None`: not at all."""
+    def reads(self) -> Reading | None:
+        """When `update` reads w·g: before or after the optimizer moves the weights; `None`: not at all.
+
+        "inputs": it reads ‖x‖ of the feature that each weight multiplied instead, after the step.
+        """
         return None
+
+    @property
+    def works_untrained(self) -> bool:
+        """Whether a model can be pruned without training: no gradient is read."""
+        return self.reads in (None, "inputs")
 
     # --- state and equations ------------------------------------------------------------------------------------------
 
@@ -127,7 +137,7 @@ class Score(ABC):
         return 0
 
     def update(self, state: Mapping[str, Tensor], signal: Tensor | None, phase: int) -> State:
-        """The next state. `signal` is w·g of each unit; `None` where the step gave no gradient."""
+        """The next state. `signal` is w·g of each unit (or what `reads` says); `None` where there is none."""
         return dict(state)
 
     @abstractmethod

@@ -76,6 +76,11 @@ class ScoredWeights:
             source = piece.weight if full is None else full[start : start + piece.size]
             piece._run(passes.write_gated, source, phase=int(settled))
 
+    def values(self) -> Tensor:
+        """The scores of all weights."""
+        looked = self._to_read()
+        return torch.cat([piece._run(passes.values) for _, piece in looked._pieces()])
+
     def block_values(self, index: Tensor) -> Tensor:
         """The scores of whole blocks, a row each; NaN behind the end."""
         if self.size % BLOCK == 0:

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from platon.engine import noise
+from platon.engine.activation import InputNorms
 from platon.engine.bits import pack
 from platon.engine.matrix import Matrix
 from platon.engine.pool import Pool, how_many
-from platon.engine.score import Above, Score
+from platon.engine.score import Above, Score, TopK
 from platon.engine.shard import ALONE, Ranks, laid_out_as
 from platon.engine.slices import Group
 
@@ -88,6 +89,12 @@ class SliceBackend:
         if not bool(kept.any()):
             kept[order[0]] = True
         return list(torch.split(kept, [len(value) for value in values]))
+
+    def keep_in_rows(self, choice: TopK) -> int:
+        raise NotImplementedError("a unit of many weights has no row; `Ranking` refuses this scope")
+
+    def read_inputs(self, norms: InputNorms, phase: int) -> None:
+        raise NotImplementedError("a unit of many weights has no input of its own; `Ranking` refuses such scores")
 
     def keep_above(self, choice: Above) -> tuple[int, float | None]:
         """Of each group the units above a value and at least a share; also the share above the watched value."""

@@ -6,13 +6,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from platon.engine import bits, noise
+from platon.engine import bits, noise, row
+from platon.engine.activation import InputNorms
 from platon.engine.bracket import refuse_nan
 from platon.engine.compiling import worth_compiling
 from platon.engine.matrix import Matrix
 from platon.engine.pivots import sample_index
 from platon.engine.pool import Pool, how_many
-from platon.engine.score import Above, Score
+from platon.engine.score import Above, Score, TopK
 from platon.engine.scored import ScoredWeights, names_read
 from platon.engine.select import Cut, find_cut, update_and_find_cut
 from platon.engine.shard import ALONE, Ranks, laid_out_as
@@ -58,6 +59,31 @@ class WeightBackend:
             cut.apply(scored, [pool.bits for pool in pools])
             cuts.extend(cut.value.unbind())
         return kept, cuts
+
+    def keep_in_rows(self, choice: TopK) -> int:
+        kept = 0
+        # Before anything is pruned, so that a matrix that does not fit leaves all of them as they were.
+        sizes = [row.keep_of(choice.scope, choice.keep, _matrix(pool)) for pool in self.pools]
+        for pool, own, (size, k) in zip(self.pools, self._scored(self.pools), sizes, strict=True):
+            matrix = _matrix(pool)
+            kept += k * pool.total // size
+            if k == size:
+                self._keep_all([pool])
+                continue
+            values = own.values()
+            if bool(self.ranks.any(values.isnan().any())):
+                refuse_nan([own], self.ranks)
+            mask = row.best(matrix.by_output(values), size, k)
+            bits.pack(matrix.flat(mask), pool.bits)
+            bits.zero_pruned(matrix.weight, pool.bits)
+        return kept
+
+    def read_inputs(self, norms: InputNorms, phase: int) -> None:
+        for pool in self.pools:
+            norm = norms.take(_matrix(pool))
+            signal = None if norm is None else _matrix(pool).by_input(norm)
+            for name, tensor in self.score.update(pool.state, signal, phase).items():
+                pool.state[name].copy_(tensor)
 
     def keep_above(self, choice: Above) -> tuple[int, float | None]:
         """Of each matrix the weights above a value and at least a share; also the share above the watched value."""

@@ -19,19 +19,19 @@ FEWEST_ROWS = 30  # to validate on
 
 
 def schedule_of(settings: Settings, steps: StepCounts) -> Cubic | None:
-    """When which share is kept; `None` for a training without pruning, or with a fixed penalty."""
-    if METHODS[settings.method].score is None or settings.penalty is not None:
+    """When which share is kept; `None` for a run without pruning or training, or with a fixed penalty."""
+    if METHODS[settings.method].score is None or settings.penalty is not None or not steps.total:
         return None
     return Cubic(settings.keep, steps.total, steps.warmup, steps.cooldown, settings.every)
 
 
-def before_training(settings: Settings, steps: StepCounts, validation_rows: int) -> list[str]:
-    """What in the settings cannot work, one sentence each."""
+def before_training(settings: Settings, steps: StepCounts, validation_rows: int | None) -> list[str]:
+    """What in the settings cannot work, one sentence each; `None` rows: the metric is not a share of the rows."""
     found = []
     schedule = schedule_of(settings, steps)
     if schedule is not None and schedule.final < 1:
         found += _about_descent(schedule, settings)
-    if validation_rows < FEWEST_ROWS:
+    if validation_rows is not None and validation_rows < FEWEST_ROWS:
         found.append(
             f"{validation_rows} rows to validate on: one of them is {100 / validation_rows:.0f} points; "
             "hold out more (--holdout) or give a validation file"

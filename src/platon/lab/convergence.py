@@ -23,7 +23,9 @@ def is_constant(predictions: Any) -> bool:
     return len(answers) > 1 and bool((answers == answers[0]).all() or not np.isfinite(answers).all())
 
 
-def why_not_converged(not_finite: str | None, constant: bool, measure: Measure, value: float, chance: float) -> str | None:
+def why_not_converged(
+    not_finite: str | None, constant: bool, measure: Measure, value: float, chance: float
+) -> str | None:
     """The reason in words; `None` if the run converged.
 
     Args:

@@ -7,6 +7,7 @@ from typing import Any
 from platon.engine.methods import METHODS
 from platon.engine.units import weights
 from platon.lab.advice import before_training, schedule_of
+from platon.lab.measure import Measure
 from platon.lab.percent import percent
 from platon.lab.printer import Printer
 from platon.lab.settings import Settings
@@ -39,7 +40,8 @@ def introduce(printer: Printer, training: Training, name: str, data: bool) -> No
     printer.row("pruning", _pruning(settings, steps))
     for note in prepared.notes:
         printer.row("note", note)
-    warned = before_training(settings, steps, next(iter(prepared.counts.values()))) + _about_zeros(settings, left)
+    rows = next(iter(prepared.counts.values())) if Measure(prepared.metrics[0]).is_percent else None
+    warned = before_training(settings, steps, rows) + _about_zeros(settings, left)
     for text in [*(prepared.warnings if data else ()), *warned]:
         printer.warn(text)
 
@@ -54,6 +56,8 @@ def _about_zeros(settings: Settings, left: float) -> list[str]:
 
 
 def _training(settings: Settings, steps: StepCounts, rows: int) -> str:
+    if not steps.total:
+        return "none"
     epochs = steps.total * settings.batch / max(rows, 1)
     said = "1 epoch" if epochs == 1 else f"{epochs:.3g} epochs"
     return (
@@ -67,6 +71,8 @@ def _pruning(settings: Settings, steps: StepCounts) -> str:
     if method.score is None:
         return "none" if settings.method == "dense" else "none; zeros stay zero"
     units = "" if settings.units == "weights" else f" of {settings.units.replace('+', ' and ')}"
+    if not steps.total:
+        return f"{method.title}{units}: {100 * settings.keep:.3g} % kept, at once"
     schedule = schedule_of(settings, steps)
     if schedule is None:
         return f"{method.title}{units}, penalty {settings.penalty:g}; the share kept is a result"

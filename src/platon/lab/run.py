@@ -12,12 +12,14 @@ from typing import Any
 
 from platon.engine.hooks import NotFinite
 from platon.engine.methods import METHODS
+from platon.engine.scope import check_share
 from platon.lab import checkpoint, process_group, tasks
 from platon.lab.attachment import Attach, Attachment
 from platon.lab.claim import claimed, explaining_write_errors
 from platon.lab.errors import UserError, nearest
 from platon.lab.finish import Deploy, Shrink, finish, remove_remains
 from platon.lab.folder import RunFolder
+from platon.lab.one_shot import check_untrained, prune_at_once
 from platon.lab.order import NothingToTrain
 from platon.lab.overview import introduce
 from platon.lab.printer import Printer
@@ -88,6 +90,8 @@ def _check_method(settings: Settings) -> None:
     if settings.method not in METHODS:
         raise UserError(f"no method is called {settings.method!r}{nearest(settings.method, METHODS)}")
     checked(METHODS[settings.method].build, asdict(settings))
+    checked(check_share, settings.scope or "global", settings.keep)
+    check_untrained(settings)
 
 
 def _run(
@@ -115,7 +119,7 @@ def _run(
     if last is not None:
         printer.line(f"resuming at step {last.name.removeprefix('checkpoint-')} of {steps.total}")
         earlier = float(checkpoint.read_numbers(last)["extra"].get("seconds", 0.0))
-    training = assemble(resolved, run, steps, prepared, printer, attach)
+    training = assemble(resolved, run, steps, prepared, printer, attach if steps.total else None)
     if last is None:
         name = start or settings.model or tasks.find(settings.task).model or "built from its configuration"
         introduce(printer, training, name, data=dense is None)
@@ -150,6 +154,9 @@ def _last_checkpoint(run: RunFolder, settings: Settings, printer: Printer) -> Pa
 def _train(training: Training, last: Path | None) -> None:
     """Train to the end, or until a gradient is not finite: that is a result too. `Interrupted` if a signal arrives."""
     trainer, stop = training.trainer, training.stop
+    if not training.steps.total:
+        prune_at_once(training)
+        return
     with stop.handling_signals(), contextlib.closing(training.progress), contextlib.suppress(NothingToTrain):
         try:
             trainer.train(resume_from_checkpoint=None if last is None else str(last))

@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
 from platon.engine.schedule import COOLDOWN, EVERY, WARMUP, checked_keep
+from platon.engine.scope import checked_scope
 from platon.lab import recipes, tasks
 from platon.lab.errors import UserError, nearest
 from platon.lab.setting import Flag, Number, Text, Whole, setting
@@ -59,13 +60,13 @@ class Settings:
     holdout: Number = setting(0.1, "Data", "your own data: share held out where there is no validation file")
     stratify: Flag = setting(True, "Data", "hold out the same share of every class", before=False)
     max_length: Whole | None = setting(None, "Data", "longest input, in tokens")
-    stride: Whole | None = setting(None, "Data", "SQuAD: tokens that neighbouring pieces of a long context share; lm: tokens from one window to the next")
+    stride: Whole | None = setting(None, "Data", "tokens that pieces share (SQuAD), or from window to window (lm)")
     image_size: Whole | None = setting(None, "Data", "width and height of an image, in pixels")
     augment: Flag = setting(False, "Data", "random crops and flips of training images")
     trust_remote_code: Flag = setting(False, "Data", "run Python code that comes with a model")
 
     epochs: Number = setting(3.0, "Training", "passes over the training data")
-    steps: Whole | None = setting(None, "Training", "optimizer steps; overrides epochs", ge=1)
+    steps: Whole | None = setting(None, "Training", "optimizer steps; overrides epochs; 0: prune untrained", ge=0)
     batch: Whole = setting(32, "Training", "examples in an optimizer step, over all processes", ge=1)
     accumulate: Whole = setting(1, "Training", "compute each batch in so many parts, to save memory", ge=1)
     optimizer: Literal["adamw", "adamax", "sgd"] = setting("adamw", "Training", "adamw, adamax or sgd")
@@ -103,8 +104,8 @@ class Settings:
         "after", "Pruning", "platon: measure sensitivity before or after the optimizer's update"
     )
     exponent: Number = setting(1.0, "Pruning", "platon: the power of uncertainty in the score")
-    scope: Literal["global", "matrix"] | None = setting(
-        None, "Pruning", "rank all weights together (global) or each matrix (matrix); default: the method's own"
+    scope: Annotated[Text, AfterValidator(checked_scope)] | None = setting(
+        None, "Pruning", "rank weights globally, in each matrix or row, or keep 2:4 in a row; default: the method's own"
     )
     score_learning_rate: Number | None = setting(
         None, "Pruning", "learned scores: peak learning rate; default: the method's own"

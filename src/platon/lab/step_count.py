@@ -34,6 +34,8 @@ def count_steps(resolved: ResolvedSettings, rows: int) -> StepCounts:
     s = resolved.settings
     if s.steps is None and s.epochs <= 0:
         raise UserError(f"epochs must be above 0, got {s.epochs:g}")
+    if s.steps == 0:
+        return StepCounts(0, 0, 0, 0, 1, 1, 1)
     total = s.steps if s.steps is not None else max(1, ceil(s.epochs * ceil(rows / s.batch)))
 
     def steps(name: str) -> int:

@@ -78,9 +78,7 @@ def assemble(
     trainer, checkpoints = make_trainer(settings, steps, prepared, folder.checkpoints, attach)
     checkpoints.extra["settings"] = asdict(settings)
     headline = f"eval_{next(iter(prepared.evaluation))}_{prepared.metrics[0]}"
-    best = BestModelCallback(
-        folder, steps.total - steps.cooldown, headline, Measure(prepared.metrics[0]), checkpoints
-    )
+    best = BestModelCallback(folder, steps.total - steps.cooldown, headline, Measure(prepared.metrics[0]), checkpoints)
     stop = StopCallback()
     progress = ProgressCallback(steps.total, headline, checkpoints, printer, METHODS[settings.method].verb)
     # Before Trainer's own callbacks, so that every logger sees the pruner's numbers; and the probe before the pruner,
@@ -124,13 +122,14 @@ def make_callback(settings: Settings, steps: StepCounts, model: nn.Module) -> Ch
     """
     method = METHODS[settings.method]
     score = checked(method.build, asdict(settings))
-    if score is None:
+    if score is None or not steps.total:
         return HoldCallback(model) if method.holds_zeros else CheckpointCallback()
     schedule = checked(Cubic, settings.keep, steps.total, steps.warmup, steps.cooldown, settings.every)
-    return PruningCallback(settings.keep, score=score, schedule=schedule, units=_units(settings))
+    return PruningCallback(settings.keep, score=score, schedule=schedule, units=units_of(settings))
 
 
-def _units(settings: Settings) -> Callable[[nn.Module], Units]:
+def units_of(settings: Settings) -> Callable[[nn.Module], Units]:
+    """What the settings prune, as a function of the model."""
     kinds: dict[str, Callable[[nn.Module], Units]] = {
         "weights": weights,
         "columns": columns,

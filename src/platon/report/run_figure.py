@@ -22,7 +22,7 @@ def draw_run(folder: Path) -> list[Path]:
     target = folder / "figures"
     target.mkdir(exist_ok=True)
     with mpl.rc_context(STYLE):
-        drawn = {"training.png": _training(record, history)}
+        drawn = {"training.png": _training(record, history)} if history else {}
         if record["method"] != "dense":
             drawn["layers.png"] = _layers(record)
         for name, figure in drawn.items():

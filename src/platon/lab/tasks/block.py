@@ -117,7 +117,7 @@ def row_losses(logits: Any, labels: Tensor) -> Tensor:
 
 
 def perplexity(losses: Any) -> float:
-    """exp of the mean loss over all tokens, from what `row_losses` gives. A diverged model has 10¹⁰⁰, never NaN."""
+    """Exp of the mean loss over all tokens, from what `row_losses` gives. A diverged model has 10¹⁰⁰, never NaN."""
     total, count = np.asarray(losses, dtype=np.float64).sum(0)
     mean = total / count
     return float(np.exp(min(mean, 100 * np.log(10)))) if np.isfinite(mean) else 1e100

@@ -48,7 +48,9 @@ class Documents:
 def read_documents(request: Request) -> dict[str, Documents]:
     """Training, validation and test documents: none of the training is among the others."""
     if request.data is None:
-        raise UserError("the task lm needs text; give a .txt, .jsonl or .parquet file, or a folder of them, with --data")
+        raise UserError(
+            "the task lm needs text; give a .txt, .jsonl or .parquet file, or a folder of them, with --data"
+        )
     found = _splits(request.data, request)
     if request.test is not None:
         found["test"] = _read([Path(request.test)], request.test, request)

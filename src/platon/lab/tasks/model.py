@@ -63,9 +63,7 @@ class Pretrained:
         self.trust = request.trust_remote_code
         self.auto, self.classes = KINDS[task.kind]
         with self._loading("config"):
-            self.config = AutoConfig.from_pretrained(
-                self.folder, trust_remote_code=self.trust, **self.file, **config
-            )
+            self.config = AutoConfig.from_pretrained(self.folder, trust_remote_code=self.trust, **self.file, **config)
         if type(self.config) not in self.classes and not self.trust:
             kind = self.config.model_type
             loader = self.auto.__name__
@@ -81,9 +79,7 @@ class Pretrained:
     def tokenizer(self, **changes: Any) -> PreTrainedTokenizerBase:
         """The fast tokenizer, with these settings changed; one without a padding token pads with its end token."""
         with self._loading("tokenizer"):
-            tokenizer = AutoTokenizer.from_pretrained(
-                self.folder, trust_remote_code=self.trust, **self.file, **changes
-            )
+            tokenizer = AutoTokenizer.from_pretrained(self.folder, trust_remote_code=self.trust, **self.file, **changes)
         if not tokenizer.is_fast:
             raise UserError(f"the tokenizer of {self.name!r} has no fast version; choose a model with a tokenizer.json")
         # Without any file, transformers makes a tokenizer of special tokens only, which maps every word to "unknown".
