@@ -46,8 +46,8 @@ def test_every_method_ends_at_the_share(method: str, tmp_path: Path) -> None:
     record = prune(tiny(method=method), tmp_path / "run")
     parameters = record["parameters"]
     left = parameters["left"] - (parameters["all"] - parameters["prunable"])
-    # In what is saved: not in the model that trained, and not in a mask. Per matrix, each share is rounded by itself.
-    assert left == pytest.approx(0.2 * parameters["prunable"], abs=12 if method == "movement" else 1)
+    # In what is saved: not in the model that trained, and not in a mask. Each matrix, or each row, rounds its share.
+    assert left == pytest.approx(0.2 * parameters["prunable"], abs={"movement": 12, "wanda": 512}.get(method, 1))
     assert record["kept"] == pytest.approx(left / parameters["prunable"], abs=1e-9)
     assert record["decided_by"] == "keep"
     assert evaluate_run(tmp_path / "run")[1] == record["results"]

@@ -166,7 +166,7 @@ def test_config_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
     ("flags", "sentence"),
     [
         ({"batch": 0}, "batch must be at least 1, got 0"),
-        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"steps": -1}, "steps must be at least 0, got -1"),
         ({"epochs": 0.0}, "epochs must be above 0, got 0"),
         ({"every": 0}, "every must be at least 1, got 0"),
         ({"warmup": -1.0}, "warmup must be at least 0, got -1"),
