@@ -4,7 +4,7 @@ Nobody knows what sizes a configuration needs to fit together, so several ways t
 another, until a model comes out that runs:
 
 - the usual names of sizes get the same small numbers everywhere;
-- every width is divided by 16, 8 or 4, which keeps most relations between widths, and layers become few.
+- every width is divided by the same number, which keeps most relations between widths, and layers become few.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -71,7 +72,7 @@ _AUTO = (
     "MODEL_FOR_IMAGE_TEXT_TO_TEXT",
     "MODEL",
 )
-_LARGEST = 10_000_000  # parameters
+_LARGEST, _MOST_CLASSES = 20_000_000, 4  # parameters, and model classes to try
 
 # Every model type; those that an Auto class with a head loads come first, others are often parts of larger models.
 TYPES = sorted(
@@ -88,13 +89,19 @@ def build(name: str) -> nn.Module:
     """
     kind = CONFIG_MAPPING[name]
     said: Exception | None = None
-    for configure in (_named, *(_Divided(by) for by in (16, 8, 4))):
+    for configure in (
+        _named,
+        _Divided(16, layers=2),
+        _Divided(32, layers=2),
+        _Divided(8, layers=6),
+        _Divided(4, layers=2),
+    ):
         try:
             config = configure(kind)
         except Exception as error:  # whatever a configuration says to sizes that do not fit together
             said = said or error
             continue
-        for cls in _classes(kind):
+        for cls in islice(_classes(kind), _MOST_CLASSES):
             try:
                 if _parameters(cls, config) > _LARGEST:
                     raise ValueError("the model would not be small")
@@ -133,22 +140,30 @@ def _small(kind: Any) -> dict[str, Any]:
 
 
 class _Divided:
-    """The configuration with all widths divided by a number; heads stay as many."""
+    """The configuration with all widths divided by a number, and few layers and experts; heads stay as many."""
 
-    def __init__(self, by: int) -> None:
-        self.by = by
+    def __init__(self, by: int, layers: int) -> None:
+        self.by, self.layers = by, layers
 
     def __call__(self, kind: Any) -> Any:
         found: dict[str, Any] = {}
-        for name, value in _values(_default(kind)).items():
+        default = _default(kind)
+        layers = getattr(default, "num_hidden_layers", None)
+        for name, value in _values(default).items():
             if isinstance(value, transformers.PretrainedConfig):
                 found[name] = self(type(value))
-            elif name.endswith("vocab_size") and type(value) is int:
+            elif isinstance(value, list) and len(value) == layers:
+                found[name] = self._divided(name, value[: self.layers])
+            elif "vocab_size" in name and type(value) is int:
                 found[name] = min(value, _WORDS)
+            elif "experts" in name and type(value) is int:
+                found[name] = min(value, 2 if "per_tok" in name else 16)
             elif _is_token(name, value):
                 found[name] = 100 + len(found) % 15
-            elif type(value) is int and (_LAYERS.search(name) or name.endswith("chunk_size")):
-                found[name] = min(value, SIZES.get(name, 2))
+            elif type(value) is int and _LAYERS.search(name):
+                found[name] = min(value, self.layers)
+            elif type(value) is int and name.endswith("chunk_size"):
+                found[name] = min(value, 16)
             elif (made := self._divided(name, value)) != value:
                 found[name] = made
         return kind(**found)
@@ -156,9 +171,12 @@ class _Divided:
     def _divided(self, name: str, value: Any) -> Any:
         if isinstance(value, dict):
             return {key: self._divided(key, one) for key, one in value.items()}
+        if name == "mrope_section":  # parts of half a head
+            first = [one // self.by for one in value[:-1]]
+            return [*first, sum(value) // self.by - sum(first)]
         if isinstance(value, list | tuple):
             return type(value)(self._divided(name, one) for one in value)
-        if type(value) is not int or value % self.by or not (_WIDTH.search(name) or name == "mrope_section"):
+        if type(value) is not int or value % self.by or not _WIDTH.search(name):
             return value
         return value if _NO_WIDTH.search(name) else value // self.by
 
@@ -235,7 +253,7 @@ def outputs(model: nn.Module, length: int = 11) -> tuple[list[Tensor], Any]:
             with torch.no_grad():
                 found = [t for t in tensors_in(model(*args, **kwargs)) if t.is_floating_point()]
         except Exception as error:
-            said = error
+            said = said or error
             continue
         if not all(bool(t.isfinite().any()) for t in found if t.numel()):
             raise ValueError("its outputs are not finite with random weights")

@@ -178,6 +178,14 @@ def test_generation_settings_come_back(tmp_path: Path) -> None:
     assert platon.load(platon.save(model, tmp_path / "model")).generation_config.max_new_tokens == 7
 
 
+def test_a_configuration_with_infinity_comes_back(tmp_path: Path) -> None:
+    """JSON has no infinity; transformers writes an object in its place."""
+    config = hf.BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=9)
+    config.limits = [0.0, float("inf"), float("-inf")]
+    platon.save(hf.BertModel(config), tmp_path / "model")
+    assert platon.load(tmp_path / "model").config.limits == config.limits
+
+
 def test_other_architectures_are_stored_too(tmp_path: Path) -> None:
     """Only their shapes are those of their configuration."""
     config = hf.T5Config(vocab_size=99, d_model=16, d_kv=4, d_ff=8, num_layers=2, num_heads=2, decoder_start_token_id=0)

@@ -154,7 +154,7 @@ def _crc(path: Path) -> int:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"), object_hook=_float)
     except FileNotFoundError:
         raise ValueError(f"{str(path.parent)!r} holds no saved model: there is no {path.name} in it") from None
     except RecursionError:
@@ -164,6 +164,12 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{str(path)!r} is damaged: it holds no object")
     return value
+
+
+def _float(value: dict[str, Any]) -> Any:
+    """Infinity and NaN as transformers writes them in a configuration, since JSON has no such numbers."""
+    said = value.get("__float__")
+    return float(said) if len(value) == 1 and said in ("Infinity", "-Infinity", "NaN") else value
 
 
 def _items(value: Any) -> Any:
