@@ -228,9 +228,13 @@ def commands(block: Block) -> list[str]:
     return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
 
+#: what starts `platon` in several processes; tests/distributed/test_job.py does so, and here one process is enough
+LAUNCHER = re.compile(r"^torchrun --nproc-per-node \d+ -m (?=platon )")
+
+
 def run(command: str, place: Path) -> None:
     """In this process if it is ours, for the libraries take longer to import than most commands to run."""
-    words = shlex.split(command, comments=True)
+    words = shlex.split(LAUNCHER.sub("", command), comments=True)
     if words[0] == "platon":
         assert not cli.app(words[1:], standalone_mode=False), command
     else:
