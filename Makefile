@@ -43,6 +43,7 @@ check: $(READY)
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/full_size.py
 	$(BIN)/python benchmarks/sparse.py
+	$(BIN)/python benchmarks/deploy.py
 	$(BIN)/python benchmarks/other_processors.py
 	$(BIN)/python benchmarks/compact.py
 	$(BIN)/python benchmarks/communication.py

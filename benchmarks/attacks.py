@@ -45,6 +45,7 @@ from torch import Tensor, nn
 import platon
 import training_attacks
 from platon.deploy.layer import SparseLinear
+from platon.deploy.manifest import checksums
 from platon.deploy.storage import CONFIG, MANIFEST, SPARSE, WEIGHTS
 
 MEMORY = 4 << 30  # bytes that a child may take beyond what it has when it starts
@@ -100,8 +101,9 @@ class Saved:
             "bits": platon.save(model, place / "bits", sparse=True),
             "compact": platon.save(small, place / "compact"),
             "fast": platon.save(fast, place / "fast"),
+            "int8": platon.save(fast, place / "int8", precision="float16", embeddings="int8"),
         }
-        self.expected = logits(model)
+        self.expected = {name: logits(platon.load(folder)) for name, folder in self.folders.items()}
 
 
 def logits(model: nn.Module) -> Tensor:
@@ -114,13 +116,20 @@ SAVED: Saved
 RUN: Path  # the folder of a small finished run
 
 
-def folder_copy(chance: random.Random, place: Path, *names: str) -> Path:
-    name = chance.choice(names or tuple(SAVED.folders))
-    return Path(shutil.copytree(SAVED.folders[name], place / "model"))
+def folder_copy(chance: random.Random, place: Path) -> Path:
+    name = chance.choice(sorted(SAVED.folders))
+    return Path(shutil.copytree(SAVED.folders[name], place / name))
 
 
 def opens_as_it_was(folder: Path) -> bool:
-    return torch.allclose(logits(platon.load(folder)), SAVED.expected, rtol=1e-4, atol=1e-5)
+    return torch.allclose(logits(platon.load(folder)), SAVED.expected[folder.name], rtol=1e-4, atol=1e-5)
+
+
+def renew_checksums(folder: Path) -> None:
+    """As somebody does who changes a folder on purpose; every other check has to hold by itself."""
+    path = folder / MANIFEST
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"checksums": checksums(folder, content["weights"])}))
 
 
 # --- saved models -----------------------------------------------------------------------------------------------------
@@ -174,6 +183,8 @@ def attack_configuration(chance: random.Random, place: Path) -> bool:
     for key in chance.sample(SIZES, chance.randint(1, 2)):
         content[key] = copy.deepcopy(chance.choice(HOSTILE))
     path.write_text(json.dumps(content))
+    if chance.random() < 0.5:
+        renew_checksums(folder)
     return opens_as_it_was(folder)
 
 
@@ -233,6 +244,8 @@ def attack_tensors(chance: random.Random, place: Path) -> bool:
             tensors[name].view(-1)[chance.randrange(tensor.numel())] = value % 256 if tensor.itemsize == 1 else value
             still_valid = True  # perhaps: a bit or a column exchanged for another one describes another model
     save_file(tensors, path)
+    if chance.random() < 0.5:
+        renew_checksums(folder)
     return opens_as_it_was(folder) or still_valid
 
 

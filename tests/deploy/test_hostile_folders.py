@@ -179,3 +179,15 @@ def test_generation_settings_that_are_none(tmp_path: Path) -> None:
     folder = platon.save(hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL, **ends)), tmp_path / "model")
     (folder / "generation_config.json").write_text("[]")
     assert "it holds no object" in refusal(folder)
+
+
+def test_a_folder_without_its_manifest_opens_as_the_same_model(folder: Path) -> None:
+    (folder / MANIFEST).unlink()
+    assert type(platon.load(folder)) is hf.BertForSequenceClassification
+
+
+def test_a_classifier_is_not_opened_without_its_head(folder: Path) -> None:
+    (folder / MANIFEST).unlink()
+    edit(folder / CONFIG, lambda content: content.pop("architectures"))
+    with pytest.raises(ValueError, match=r"names no class, and BertModel has no 'classifier.bias'"):
+        platon.load(folder)

@@ -52,6 +52,11 @@ def load(folder: str | Path) -> Any:
             f"cannot read the model in {str(folder)!r}: its weights do not fit its {storage.CONFIG}: {wrong[0]!r} and "
             f"{len(wrong) - 1} more are not in the file or have another shape"
         )
+    if not config.architectures and found["unexpected_keys"]:  # a classifier would be opened without its head
+        raise ValueError(
+            f"cannot tell which model is in {str(folder)!r}: 'architectures' in {storage.CONFIG} names no class, and "
+            f"{type(model).__name__} has no {min(found['unexpected_keys'])!r}; write the class's name there"
+        )
     return model.eval()
 
 

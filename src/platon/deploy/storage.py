@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -221,7 +222,9 @@ def _write(
     manifest, stored = _contents(model, form, state_dict)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(stored, folder / manifest.weights, metadata={"format": "pt"})
-    model.config.to_json_file(folder / CONFIG, use_diff=False)
+    named = copy.copy(model.config)
+    named.architectures = [manifest.model_class]  # which class to open it as, for those who do not read the manifest
+    named.to_json_file(folder / CONFIG, use_diff=False)
     if model.can_generate() and model.generation_config is not None:
         model.generation_config.to_json_file(folder / GENERATION)
     if processor is not None:
