@@ -1,7 +1,7 @@
 # make test   lint, types and tests, from nothing
 # make docs   the documentation site, in build/site
 # make demo   the main job on the embedded default
-# make check  long proofs and benchmarks
+# make check  long proofs, benchmarks and the release
 
 VENV   ?= .venv
 PYTHON ?= python3
@@ -14,7 +14,7 @@ export HF_HUB_OFFLINE = 1
 export HF_DATASETS_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: test lint types docs check demo clean
+.PHONY: test lint types docs check release demo clean
 
 # Two workers with a thread each: threads that wait for each other on shared cores are several times slower. A file is
 # tested by one worker, because its tests share trained runs.
@@ -38,7 +38,7 @@ docs: $(READY)
 demo: $(READY)
 	$(BIN)/platon prune --output "$(DEMO)"
 
-check: $(READY)
+check: $(READY) release
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/full_size.py
@@ -53,6 +53,10 @@ check: $(READY)
 	$(BIN)/python benchmarks/proof.py
 	$(BIN)/python benchmarks/architectures.py
 	$(BIN)/python benchmarks/mistakes.py
+
+# Wheel and sdist, built, installed in an empty environment and used there.
+release: $(READY)
+	$(BIN)/python benchmarks/release.py
 
 # torch comes first and by itself, so that no other package decides which build is taken.
 $(READY): constraints.txt pyproject.toml setup.py $(wildcard src/platon/deploy/*.[ch])
