@@ -308,7 +308,8 @@ def test_more_than_asked_for_is_explained(tmp_path: Path, capsys: pytest.Capture
     assert kept >= 0.25  # one of four heads
     said = " ".join(capsys.readouterr().out.split())
     assert (
-        f"{kept:.2%} is kept, more than the 1.00% that was asked for: one head of each attention always stays" in said
+        f"{100 * kept:.2f} % is kept, more than the 1.00 % that was asked for: one head of each attention always stays"
+        in said
     )
 
 
@@ -348,7 +349,7 @@ def test_inspect_shows_the_structure_of_a_model(tmp_path: Path, capsys: pytest.C
     config.save_pretrained(tmp_path)
     platon_command("inspect", tmp_path)
     said = capsys.readouterr().out
-    assert "12 heads and 72 neurons are proved; they hold 100.0% of the prunable weights" in said
+    assert "12 heads and 72 neurons are proved; they hold 100.0 % of the prunable weights" in said
     [row] = [line for line in said.splitlines() if "bert.encoder.layer.0 to 2" in line]
     assert [cell.strip() for cell in row.split("│")[2:6]] == [
         "BertLayer",

@@ -538,7 +538,7 @@ def test_inspect_shows_each_layer_as_a_table_and_a_bar(reference: Reference, run
     command = run("inspect", reference.folder)
     assert command.process.exitcode == 0, command.err
     record = read_record(reference.folder)
-    assert f"{record['kept']:.2%} of {record['parameters']['prunable']:,} weights kept" in command.out
+    assert f"{100 * record['kept']:.2f} % of {record['parameters']['prunable']:,} weights kept" in command.out
     assert "attention.query" in command.out
     [row] = [line for line in command.out.splitlines() if line.strip("│ ").startswith("0 ")]
     for share in record["layers"].values():

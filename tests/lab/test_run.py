@@ -127,7 +127,7 @@ def test_model_card_has_settings_and_results(finished: Path) -> None:
     card = (finished / "model" / "README.md").read_text()
     record = read_record(finished)
     assert card.startswith("---\nlibrary_name: transformers\n")
-    assert "15.0% of the prunable weights kept" in card
+    assert "15.0 % of the prunable weights kept" in card
     accuracy = 100 * record["results"]["validation"]["accuracy"]
     dense = 100 * record["dense"]["results"]["validation"]["accuracy"]
     assert f"| validation | accuracy | {accuracy:.2f} | {dense:.2f} |" in card

@@ -279,7 +279,7 @@ def test_inspect_of_any_folder(model: Path, run: Path, capsys: pytest.CaptureFix
     command("inspect", model)
     said = capsys.readouterr().out
     assert "BertForSequenceClassification" in said
-    assert "50.00% of its weights are not 0" in said
+    assert "50.00 % of its weights are not 0" in said
     shutil.copytree(model, run / "compact")
     command("inspect", run / "compact")
     assert "BertForSequenceClassification" in capsys.readouterr().out

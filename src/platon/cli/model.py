@@ -16,6 +16,7 @@ from platon.cli.option import Column, Data, Named, TaskName
 from platon.cli.terminal import console, show_progress
 from platon.lab.errors import UserError
 from platon.lab.measure import Measure
+from platon.lab.percent import percent
 from platon.lab.source import Source, find_source
 
 #: `compile` is left out: it compiles every model for every shape, which takes minutes
@@ -137,7 +138,7 @@ def export(
             deployment.export(model, target, form.value, batch=batch, tell=console.print, **rounding)
             written = target / deployment.ONNX_FILE if form is Format.onnx else target
     before, size = size_on_disk(source.folder), sum(path.stat().st_size for path in _weights(written))
-    share = f", {size / before:.1%} of {before / 1e6:.2f} MB" if before else ""
+    share = f", {percent(size / before)} of {before / 1e6:.2f} MB" if before else ""
     console.print(f"{size / 1e6:.2f} MB{share}: {escape(str(written))}")
     if (precision != "float32" or embeddings is not None) and (source.run is not None or task is not None):
         _show_rounding(source, target, task, data)

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from platon.cli.terminal import console
+from platon.lab.percent import percent
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,9 +37,9 @@ def _summary(found: Structure) -> str:
     share = found.prunable / max(1, found.parameters)
     covered = found.proved / max(1, found.prunable)
     return (
-        f"{found.model}: {found.parameters:,} parameters, {found.prunable:,} of them prunable ({share:.1%})\n"
+        f"{found.model}: {found.parameters:,} parameters, {found.prunable:,} of them prunable ({percent(share)})\n"
         f"{found.heads:,} heads and {found.neurons:,} neurons are proved; "
-        f"they hold {covered:.1%} of the prunable weights"
+        f"they hold {percent(covered)} of the prunable weights"
     )
 
 
@@ -51,7 +52,7 @@ def _blocks(found: Structure) -> Table:
     for row in found.rows:
         share = row.proved / max(1, row.weights)
         counts = (_counts(row.heads), _counts(row.neurons))
-        table.add_row(escape(_names(row)), row.kind, *counts, f"{row.weights:,}", f"{share:.1%}")
+        table.add_row(escape(_names(row)), row.kind, *counts, f"{row.weights:,}", percent(share))
     return table
 
 

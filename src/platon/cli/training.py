@@ -178,7 +178,7 @@ def _share_notice(record: dict[str, Any]) -> str | None:
         "heads+neurons": "one head of each attention and one neuron of each feed-forward layer always stay",
     }
     reason = reasons.get(settings["units"], f"only whole {settings['units']} are removed")
-    return f"{kept:.2%} is kept, more than the {asked:.2%} that was asked for: {reason}"
+    return f"{percent(kept, 2)} is kept, more than the {percent(asked, 2)} that was asked for: {reason}"
 
 
 def _table(record: dict[str, Any]) -> Table:

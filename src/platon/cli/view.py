@@ -12,6 +12,7 @@ from rich.table import Table
 
 from platon.cli.option import Named
 from platon.cli.terminal import console, errors
+from platon.lab.percent import percent
 from platon.lab.source import check_name, find_source
 
 
@@ -44,9 +45,8 @@ def inspect(model: Named) -> None:
     if any(share < 1 for share, _ in shares.values()):
         kept = sum(share * size for share, size in shares.values()) / sum(size for _, size in shares.values())
         sizes = {name: float(size) for name, (_, size) in shares.items()}
-        console.print(
-            _layers({name: share for name, (share, _) in shares.items()}, sizes, f"{kept:.2%} of its weights are not 0")
-        )
+        title = f"{percent(kept, 2)} of its weights are not 0"
+        console.print(_layers({name: share for name, (share, _) in shares.items()}, sizes, title))
 
 
 def show_layers(run: Path) -> None:
@@ -55,7 +55,7 @@ def show_layers(run: Path) -> None:
 
     record = read_record(run)
     prunable = record["parameters"]["prunable"]
-    title = f"{record['task']}, {record['method']}: {record['kept']:.2%} of {prunable:,} weights kept"
+    title = f"{record['task']}, {record['method']}: {percent(record['kept'], 2)} of {prunable:,} weights kept"
     console.print(_layers(record["layers"], _sizes(run / "model", record["layers"]), title))
 
 

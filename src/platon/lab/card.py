@@ -12,6 +12,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from platon.lab.measure import Measure
+from platon.lab.percent import percent
 from platon.lab.tasks import TASKS
 
 #: kind of task -> the class that loads a model for it
@@ -98,7 +99,7 @@ def _metadata(record: dict[str, Any], form: str, name: str) -> str:
 
 
 def _title(record: dict[str, Any]) -> str:
-    share = f", {record['kept']:.1%} of the prunable weights kept" if _is_pruned(record) else ""
+    share = f", {percent(record['kept'])} of the prunable weights kept" if _is_pruned(record) else ""
     return f"# {_start_of(record) or 'A small model'} on {record['task']}{share}"
 
 
@@ -111,7 +112,7 @@ def _what(record: dict[str, Any], form: str) -> str:
             "sparse": " The others are not stored.",
             "compact": " Heads, neurons and columns that were pruned as a whole are cut out of its matrices.",
         }
-        said += f" Of {prunable:,} weights in its blocks, {record['kept']:.2%} are kept.{zeros.get(form, '')}"
+        said += f" Of {prunable:,} weights in its blocks, {percent(record['kept'], 2)} are kept.{zeros.get(form, '')}"
     return said + _taught(record["settings"])
 
 

@@ -76,7 +76,7 @@ def _pruning(settings: Settings, steps: StepCounts) -> str:
     schedule = schedule_of(settings, steps)
     if schedule is None:
         return f"{method.title}{units}, penalty {settings.penalty:g}; the share kept is a result"
-    keep = f"{100 * settings.keep:.3g} %"
+    keep = percent(settings.keep, None)
     return (
         f"{method.title}{units}: 100 % kept to step {schedule.start:,}, falling to {keep} by step {schedule.end:,} "
         f"(a mask every {settings.every}), held to step {schedule.total:,}"

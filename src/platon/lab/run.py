@@ -22,6 +22,7 @@ from platon.lab.folder import RunFolder
 from platon.lab.one_shot import check_untrained, prune_at_once
 from platon.lab.order import NothingToTrain
 from platon.lab.overview import introduce
+from platon.lab.percent import percent
 from platon.lab.printer import Printer
 from platon.lab.record import read_record, rewind_history
 from platon.lab.settings import ResolvedSettings, Settings
@@ -67,7 +68,7 @@ def prune(
                 dense = _run(twin, run.dense, printer)
             except Interrupted as stopped:  # what is resumed is the run, which then goes on with its twin
                 raise Interrupted(stopped.number, folder) from None
-        aim = f"to {settings.keep:.0%}" if settings.penalty is None else f"with penalty {settings.penalty:g}"
+        aim = f"to {percent(settings.keep, None)}" if settings.penalty is None else f"with penalty {settings.penalty:g}"
         printer.line(f"pruning {aim} while fine-tuning")
         start = str(run.dense.model) if settings.dense == "first" else None
         teacher = partial(attach_teacher, twin=run.dense.model)

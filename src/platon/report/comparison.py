@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from platon.lab.percent import percent
 from platon.report import paper
 from platon.report.cell import Cell, Cells, by_row, by_task_and_ratio, gather
 from platon.report.metric import Metric
 from platon.report.run import Run
 from platon.report.statistics import Paired, paired
-from platon.report.table import NOT_RUN, Span, Spans, Table, percent
+from platon.report.table import NOT_RUN, Span, Spans, Table
 from platon.report.task import task_title
 
 
@@ -87,7 +88,7 @@ def comparison_table(found: Sequence[Comparison]) -> Table | None:
 def _table_row(one: Comparison) -> tuple[Spans, ...]:
     test = one.test
     p = None if test is None else test.p
-    texts = [task_title(one.task), percent(one.ratio), one.row, one.baseline, one.metric.name]
+    texts = [task_title(one.task), percent(one.ratio, None), one.row, one.baseline, one.metric.name]
     texts += [f"{one.ours.mean(one.metric):.1f}", f"{one.theirs.mean(one.metric):.1f}"]
     texts += [
         NOT_RUN if test is None else f"{round(test.difference, 1) + 0.0:+.1f}",

@@ -6,11 +6,11 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
+from platon.lab.percent import percent
 from platon.report.cell import by_row, by_task_and_ratio
 from platon.report.chart import Chart, Line, Point
 from platon.report.run import Run
 from platon.report.statistics import deviation, mean
-from platon.report.table import percent
 from platon.report.task import task_title
 
 XY = Iterable[tuple[float, float]]
@@ -65,7 +65,7 @@ def against_beta(runs: Sequence[Run], beta: str) -> list[Chart]:
             others = {name: value for name, value in run.relevant().items() if name not in (beta, "model", "teacher")}
             equal[run.ratio, run.title, json.dumps(others, sort_keys=True)].append(run)
         lines = [
-            Line(f"{title}, {percent(ratio)} kept", points)
+            Line(f"{title}, {percent(ratio, None)} kept", points)
             for (ratio, title, _), found in sorted(equal.items(), reverse=True)
             if len(points := _averaged((run.setting(beta), run.results[run.headline]) for run in found)) > 1
         ]
@@ -99,7 +99,7 @@ def per_step(runs: Sequence[Run], name: str, title: str, y: str, read: Callable[
             if points:
                 lines.append(Line(row, points, dashed=seeds[0].is_dense))
         if any(len(line.points) > 1 for line in lines):
-            words = f"{task_title(task)}, {percent(ratio)} kept: {title}"
+            words = f"{task_title(task)}, {percent(ratio, None)} kept: {title}"
             charts.append(Chart(f"{name}-{task}-{100 * ratio:g}", words, "optimizer step", y, tuple(lines)))
     return charts
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from platon.lab.percent import percent
 from platon.report.cell import Cells, gather
 from platon.report.comparison import p_value
 from platon.report.paper import method_order
 from platon.report.run import Run
 from platon.report.statistics import mean, paired
-from platon.report.table import NOT_RUN, Span, Spans, Table, percent
+from platon.report.table import NOT_RUN, Span, Spans, Table
 from platon.report.task import task_order, task_title
 
 Values = Mapping[int, float]  # seed -> headline metric
@@ -31,7 +32,7 @@ def _differences(runs: Sequence[Run]) -> Table | None:
         for ours, theirs, share in _pairs([run for run in runs if run.ratio == ratio or run.is_dense]):
             cells = columns.cells((ours, ratio), (theirs, share))
             if any(cells):
-                labels.append((percent(ratio), ours, theirs))
+                labels.append((percent(ratio, None), ours, theirs))
                 body.append([_difference(cell) for cell in cells])
     if len(body) < 2:
         return None
@@ -55,7 +56,7 @@ def _teachers(runs: Sequence[Run]) -> Table | None:
         for taught, alone in _taught([run for run in runs if run.ratio == ratio]):
             cells = columns.cells((alone, ratio), (taught, ratio), (dense, 1.0))
             if any(cells):
-                labels.append((percent(ratio), alone))
+                labels.append((percent(ratio, None), alone))
                 body.append([_gain(cell) for cell in cells])
     if not body:
         return None
@@ -161,5 +162,5 @@ def _gain(cell: Compared | None) -> Spans:
     if cell is None or not seeds:
         return (Span(NOT_RUN),)
     alone, taught, dense = (mean([row[seed] for seed in sorted(seeds)]) for row in cell)
-    closed = f" ({(taught - alone) / (dense - alone):.0%})" if dense > alone else ""
+    closed = f" ({percent((taught - alone) / (dense - alone), 0)})" if dense > alone else ""
     return (Span(f"{alone:.1f} → {taught:.1f}{closed}"),)

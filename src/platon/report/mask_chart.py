@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from platon.lab.percent import percent
 from platon.report.cell import by_row, by_task_and_ratio
 from platon.report.chart import Chart, HeatMap
 from platon.report.curve import per_step
@@ -12,7 +13,7 @@ from platon.report.layer import layer_table
 from platon.report.run import Run
 from platon.report.score_chart import described
 from platon.report.statistics import mean
-from platon.report.table import Spans, Table, percent, plain_row
+from platon.report.table import Spans, Table, plain_row
 from platon.report.task import task_title
 
 BINS = 40
@@ -53,8 +54,8 @@ def churn_table(runs: Sequence[Run]) -> Table | None:
             sums = [[sum(part) for part in zip(*seen, strict=True)] for run in seeds if (seen := mask_changes(run))]
             if sums:
                 removed, returned = mean([one[1] for one in sums]), mean([one[2] for one in sums])
-                texts = [task_title(task), percent(ratio), row, f"{removed:.2f}", f"{returned:.2f}", str(len(sums))]
-                body.append(plain_row(texts))
+                numbers = f"{removed:.2f}", f"{returned:.2f}", str(len(sums))
+                body.append(plain_row([task_title(task), percent(ratio, None), row, *numbers]))
         if len(body) > first:
             rules.add(first)
     if not body:

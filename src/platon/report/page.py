@@ -8,11 +8,12 @@ from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from typing import Any
 
+from platon.lab.percent import percent
 from platon.report.chart import Chart, Charts, HeatMap, Violin, Violins, colour_number
 from platon.report.command import command
 from platon.report.report import Report
 from platon.report.run import Run
-from platon.report.table import Spans, Table, percent
+from platon.report.table import Spans, Table
 from platon.report.task import task_title
 
 COLOURS = 10  # --c0 to --c9 in page.css
@@ -147,7 +148,7 @@ def _summary(report: Report) -> str:
         (str(len(runs)), "run" if len(runs) == 1 else "runs"),
         (", ".join(map(task_title, tasks)), "task" if len(tasks) == 1 else "tasks"),
         (str(len({run.row for run in pruned})), "methods and variants"),
-        (", ".join(map(percent, ratios)) or "100 %", "of the weights kept"),
+        (", ".join(percent(ratio, None) for ratio in ratios) or "100 %", "of the weights kept"),
         (str(seeds), "seed" if seeds == 1 else "seeds"),
         (f"{len(runs) - failed} of {len(runs)}", "converged"),
     ]
@@ -207,7 +208,7 @@ def _reproduce(runs: Sequence[Run]) -> str:
     parts = []
     for run in runs:
         value = f"{run.headline.name} {run.results[run.headline]:.2f}" if run.converged else "N.A."
-        words = f"{task_title(run.task)}, {run.row}, {percent(run.ratio)} kept, seed {run.seed}: {value}"
+        words = f"{task_title(run.task)}, {run.row}, {percent(run.ratio, None)} kept, seed {run.seed}: {value}"
         why = (
             ""
             if run.converged
@@ -216,7 +217,7 @@ def _reproduce(runs: Sequence[Run]) -> str:
         place = "" if run.name == "." else f' <span class="note">{html.escape(run.name)}</span>'
         parts.append(
             f"<details><summary>{html.escape(words)}{place}</summary>{why}<pre>{html.escape(command(run))}</pre>"
-            f'<p class="note">{run.record["kept"]:.2%} kept of {run.record["parameters"]["prunable"]:,} prunable '
-            f"weights; {run.record.get('seconds', 0):,.0f} s</p></details>"
+            f'<p class="note">{percent(run.record["kept"], 2)} kept of {run.record["parameters"]["prunable"]:,} '
+            f"prunable weights; {run.record.get('seconds', 0):,.0f} s</p></details>"
         )
     return f'<div class="card">{"".join(parts)}</div>'

@@ -14,13 +14,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from platon.lab.percent import percent
 from platon.report import paper
 from platon.report.cell import Cells, gather
 from platon.report.layout import Layout, choose_layouts
 from platon.report.metric import Metric, short_title
 from platon.report.run import Run
 from platon.report.statistics import deviation
-from platon.report.table import FAILED, NOT_RUN, Span, Spans, Table, percent
+from platon.report.table import FAILED, NOT_RUN, Span, Spans, Table
 from platon.report.task import task_order, task_title
 
 CONVERGENCE_RULE = (
@@ -158,7 +159,7 @@ class _Builder:
 
     def _label(self, axis: str, value: Any, metrics: bool = False) -> str:
         if axis == "ratio":
-            return percent(value)
+            return percent(value, None)
         if axis == "row":
             return str(value)
         return f"{task_title(value)} {self._metric_titles(value)}" if metrics else task_title(value)

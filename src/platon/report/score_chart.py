@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from platon.lab.percent import percent
 from platon.report.cell import by_row, by_task_and_ratio
 from platon.report.chart import Chart, Line, Point, Violin, Violins
 from platon.report.paper import method_order
 from platon.report.run import Run
 from platon.report.statistics import Variability, density, mean, mean_variability
-from platon.report.table import Spans, Table, percent, plain_row
+from platon.report.table import Spans, Table, plain_row
 from platon.report.task import task_title
 
 CDF_STEP = 500  # the step at which the paper shows the distribution
@@ -52,7 +53,7 @@ def _examples(runs: Sequence[Run], has_data: Callable[[Run], bool]) -> list[Run]
 
 def described(run: Run) -> str:
     """Which run a figure shows."""
-    return f"{run.row}, {percent(run.ratio)} kept, seed {run.seed}"
+    return f"{run.row}, {percent(run.ratio, None)} kept, seed {run.seed}"
 
 
 def violins(runs: Sequence[Run]) -> list[Violins]:
@@ -89,7 +90,7 @@ def variability_table(runs: Sequence[Run]) -> Table | None:
             rules.add(len(body))
             for name, every in by_score.items():
                 figures = [mean([getattr(one, key) for one in every]) for key in ("variation", "span", "jump")]
-                texts = [task_title(task), percent(ratio), row, name, *(f"{figure:.2f}" for figure in figures)]
+                texts = [task_title(task), percent(ratio, None), row, name, *(f"{figure:.2f}" for figure in figures)]
                 body.append(plain_row(texts))
     if not body:
         return None

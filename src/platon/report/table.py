@@ -45,8 +45,3 @@ class Table:
 def plain_row(texts: Iterable[str]) -> tuple[Spans, ...]:
     """A row without bold text."""
     return tuple((Span(text),) for text in texts)
-
-
-def percent(ratio: float) -> str:
-    """A share as tables print it."""
-    return f"{100 * ratio:g} %"
