@@ -15,6 +15,7 @@ from platon.deploy import memory
 from platon.deploy.ship import ship
 from platon.deploy.shrink import shrink
 from platon.deploy.speed import opened
+from platon.lab.finished import reopen
 from platon.lab.printer import Printer
 from platon.lab.record import read_record
 from platon.lab.run import prune
@@ -71,6 +72,15 @@ def test_a_structured_run_ships_its_compact_model(tmp_path: Path) -> None:
     layers = [model.vit.layers for model in (fast, small)]
     assert [layer.mlp.fc1.out_features for layer in layers[0]] == [layer.mlp.fc1.out_features for layer in layers[1]]
     assert record["fast"]["results"] == record["results"]
+
+
+def test_the_fast_model_of_a_run_in_bf16_is_measured_in_float32(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    record = prune(resolve(flags={**TINY, "precision": "bf16"}), folder, ship=ship)
+    assert record["fast"].get("error") is None, "sparse layers take no bfloat16"
+    assert record["fast"]["results"].keys() == record["results"].keys()
+    again = reopen(folder).measure(platon.load(folder / "fast"))
+    assert again["validation"] == record["fast"]["results"]["validation"], "platon eval and speed, too"
 
 
 def test_what_cannot_be_shipped_costs_no_run(tmp_path: Path) -> None:

@@ -6,14 +6,15 @@ The names below are what other packages of platon may import; they are imported 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from platon.deploy.inference_layer import has_sparse_layers
     from platon.deploy.storage import MANIFEST, load
 
-__all__ = ["MANIFEST", "load"]
+__all__ = ["MANIFEST", "has_sparse_layers", "load"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'platon.deploy' has no attribute {name!r}")
-    from platon.deploy import storage
+    from platon.deploy import inference_layer, storage
 
-    return getattr(storage, name)
+    return getattr(inference_layer if name == "has_sparse_layers" else storage, name)

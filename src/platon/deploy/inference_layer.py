@@ -6,7 +6,7 @@ import operator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from platon.deploy.packed import Packed
@@ -100,3 +100,8 @@ def _has_tangent(x: Tensor) -> bool:
     if torch.compiler.is_compiling() or forward_ad._current_level < 0:
         return False
     return forward_ad.unpack_dual(x).tangent is not None
+
+
+def has_sparse_layers(model: nn.Module) -> bool:
+    """Whether a model has layers that skip zeros, which compute in float32 alone."""
+    return any(isinstance(module, InferenceLayer) for module in model.modules())

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import TrainingArguments
 
+from platon.deploy import has_sparse_layers
 from platon.lab import process_group
 from platon.lab.errors import UserError
 from platon.lab.settings import Settings
@@ -47,11 +50,14 @@ def training_arguments(settings: Settings, steps: StepCounts, prepared: Prepared
     )
 
 
-def evaluation_arguments(settings: Settings, prepared: Prepared, folder: Path) -> TrainingArguments:
+def evaluation_arguments(settings: Settings, prepared: Prepared, folder: Path, model: nn.Module) -> TrainingArguments:
     """For measuring a model that was trained with `settings`; `folder` stays empty.
 
-    A model trained in fp16 is measured in float32 where there is no GPU.
+    A model trained in fp16 is measured in float32 where there is no GPU; one with sparse layers always is, because they
+    compute in nothing else.
     """
+    if has_sparse_layers(model):
+        settings = replace(settings, precision="float32")
     return TrainingArguments(
         output_dir=str(folder), report_to="none", disable_tqdm=True, seed=settings.seed, **_common(settings, prepared)
     )

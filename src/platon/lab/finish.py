@@ -113,7 +113,7 @@ def _evaluate(training: Training, model: Any) -> Results:
     """The task's results of another model."""
     settings, prepared = training.resolved.settings, training.prepared
     with tempfile.TemporaryDirectory() as place:
-        arguments = evaluation_arguments(settings, prepared, Path(place))
+        arguments = evaluation_arguments(settings, prepared, Path(place), model)
         return LabTrainer(settings, training.steps, prepared, model=model, args=arguments).measure()
 
 

@@ -91,7 +91,7 @@ def _evaluation(settings: Settings, prepared: Prepared) -> Callable[[Any], Resul
 
     def measure(model: Any) -> Results:
         with tempfile.TemporaryDirectory() as place:
-            arguments = evaluation_arguments(settings, prepared, Path(place))
+            arguments = evaluation_arguments(settings, prepared, Path(place), model)
             trainer = LabTrainer(settings, no_training, prepared, model=model, args=arguments)
             return trainer.measure(prepared.evaluation | prepared.test)
 

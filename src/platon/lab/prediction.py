@@ -70,8 +70,9 @@ def predict(run: Path, data: Path, form: str | None = None, **columns: str | Non
     assert prepared.answers is not None, "Task.predicts says so"
     no_training = StepCounts(1, 0, 0, 0, 1, 1, 1)
     with tempfile.TemporaryDirectory() as temporary:
-        arguments = evaluation_arguments(settings, prepared, Path(temporary))
-        trainer = LabTrainer(settings, no_training, prepared, model=prepared.build(), args=arguments)
+        model = prepared.build()
+        arguments = evaluation_arguments(settings, prepared, Path(temporary), model)
+        trainer = LabTrainer(settings, no_training, prepared, model=model, args=arguments)
         began = time.monotonic()
         outputs, _ = trainer.outputs(NEW, prepared.evaluation[NEW])
     return Predictions(prepared.source, prepared.answers(outputs), place, time.monotonic() - began)
