@@ -22,7 +22,7 @@ from platon.engine import compiling, scored
 from platon.engine.bits import PIECE, pack, unpack, zero_pruned
 from platon.engine.compiling import worth_compiling
 from platon.engine.passes import BLOCK
-from platon.engine.scored import ScoredWeights, names_read, preview, values_at
+from platon.engine.scored import ScoredWeights, block_values, names_read, preview, values_at
 from platon.engine.select import find_cut
 
 CPU = torch.device("cpu")
@@ -235,7 +235,7 @@ def test_preview_sees_what_update_will_bring(window: int, phase: int) -> None:
 def test_block_values_ends_in_nan() -> None:
     matrix, _ = make(platon.Platon(window=1), 150, torch.float32, fused=False)
     value = values_at([matrix], [torch.arange(150)])
-    rows = matrix.block_values(torch.tensor([2, 0]))
+    rows = block_values([matrix], [torch.tensor([2, 0])])
     assert torch.equal(rows[1], value[:64])
     assert torch.equal(rows[0, :22], value[128:])
     assert rows[0, 22:].isnan().all()

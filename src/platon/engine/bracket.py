@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from platon.engine.passes import BLOCK
 from platon.engine.pivots import Pivots
-from platon.engine.scored import ScoredWeights
+from platon.engine.scored import ScoredWeights, block_values
 from platon.engine.shard import ALONE, Ranks
 
 
@@ -74,11 +74,10 @@ class Bracket:
     def __init__(
         self, shards: Sequence[ScoredWeights], low: Tensor, high: Tensor, ranks: Ranks, pivots: Pivots | None = None
     ) -> None:
-        self.shards, self.ranks, self.low = shards, ranks, low
+        self.shards, self.ranks, self.low, self.high = shards, ranks, low, high
         own = len(shards) // len(low)
         ends = zip(shards, for_each(shards, low), for_each(shards, high), strict=True)
-        self.bounds = [(low.to(shard.device), high.to(shard.device)) for shard, low, high in ends]
-        found = [shard.bracket(*bounds) for shard, bounds in zip(shards, self.bounds, strict=True)]
+        found = [shard.bracket(lowest.to(shard.device), highest.to(shard.device)) for shard, lowest, highest in ends]
         self.blocks = [blocks for _, blocks in found]
         local = torch.stack([numbers.to(low.device) for numbers, _ in found]).view(len(low), own, -1)
         over_all = ranks.sum(torch.cat([local[..., :2], local[..., 3:].isnan()], 2).sum(1))
@@ -107,14 +106,7 @@ class Bracket:
 
     def _among(self, k: int, chosen: Sequence[int], own: int) -> tuple[Tensor, Tensor]:
         """The k-th among the candidates of some parts, collected from the blocks that have any."""
-        device = self.low.device
-        value, position = [torch.empty(0, device=device)], [torch.empty(0, dtype=torch.int64, device=device)]
-        for place in (place for i in chosen for place in range(i * own, (i + 1) * own)):
-            if self.parts[place // own].local[place % own][0]:
-                found, index = self._collect(place, *self.parts[place // own].local[place % own])
-                value.append(found.to(device))
-                position.append((index + self.shards[place].start).to(device))
-        values, positions = self.ranks.gather(torch.cat(value)), self.ranks.gather(torch.cat(position))
+        values, positions = map(self.ranks.gather, self._collect(chosen, own))
         if self.ranks.group is not None:
             positions, order = positions.sort()
             values = values[order]
@@ -124,17 +116,33 @@ class Bracket:
         ranking = rows.sort(descending=True, stable=True)
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
         numbers = [(k - self.parts[i].above - 1, start) for i, start in zip(chosen, starts, strict=True)]
-        place, start = torch.tensor(numbers, device=device).T
+        place, start = torch.tensor(numbers, device=self.low.device).T
         index = ranking.indices.gather(1, place[:, None])[:, 0]
         return ranking.values.gather(1, place[:, None])[:, 0], positions.take(index + start)
 
-    def _collect(self, place: int, within: int, filled: int) -> tuple[Tensor, Tensor]:
-        """Scores and local positions of a shard's candidates."""
-        chosen = torch.nonzero_static(self.blocks[place], size=filled).view(-1)
-        value = self.shards[place].block_values(chosen).view(-1)
-        low, high = self.bounds[place]
-        inside = torch.nonzero_static((value >= low) & (value <= high), size=within).view(-1)
-        return value[inside], chosen[inside // BLOCK] * BLOCK + inside % BLOCK
+    def _collect(self, chosen: Sequence[int], own: int) -> tuple[Tensor, Tensor]:
+        """Scores and positions of the candidates of some parts that are here."""
+        device = self.low.device
+        found = [
+            (i, i * own + number, within, filled)
+            for i in chosen
+            for number, (within, filled) in enumerate(self.parts[i].local)
+            if within
+        ]
+        if not found:
+            return torch.empty(0, device=device), torch.empty(0, dtype=torch.int64, device=device)
+        part, place, within, filled = zip(*found, strict=True)
+        shards = [self.shards[i] for i in place]
+        blocks = [
+            torch.nonzero_static(self.blocks[i], size=size).view(-1) for i, size in zip(place, filled, strict=True)
+        ]
+        first = torch.cat([(b * BLOCK + s.start).to(device) for b, s in zip(blocks, shards, strict=True)])
+        value = block_values(shards, blocks).to(device)
+        row = torch.tensor(part).repeat_interleave(torch.tensor(filled)).to(device)
+        low, high = (ends.index_select(0, row)[:, None] for ends in (self.low, self.high))
+        inside = torch.nonzero_static((value >= low) & (value <= high), size=sum(within))
+        row, column = inside.unbind(1)
+        return value[row, column], first[row] + column
 
     def _tie(self, k: int, part: int, own: int) -> tuple[Tensor, Tensor]:
         """The cut among too many equal scores to collect: their counts per block lead to the last one that stays."""
@@ -159,6 +167,6 @@ class Bracket:
     def _nth(shard: ScoredWeights, blocks: Tensor, n: int, value: Tensor) -> Tensor:
         seen = blocks.cumsum(0, dtype=torch.float64)
         block = torch.searchsorted(seen, torch.tensor([n], dtype=seen.dtype, device=seen.device))
-        equal = shard.block_values(block).view(-1) == value
+        equal = block_values([shard], [block]).view(-1) == value
         before = seen[block] - blocks[block]
         return block[0] * BLOCK + (equal.cumsum(0) + before >= n).int().argmax()

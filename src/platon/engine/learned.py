@@ -65,6 +65,13 @@ class Learned(Score):
     def numbers(self, info: StepInfo, unit_share: float) -> dict[str, float]:
         return {"rate": self.score_learning_rate * info.rate}
 
+    def factors(self, state: Mapping[str, Tensor]) -> State:
+        """AdamW's corrections for moments that start at zero: of the step by 1 - β1ᵗ, of its divisor by √(1 - β2ᵗ)."""
+        steps = state["steps"] + 1
+        # 1 - βᵗ, without the digits that float32 would lose in the difference.
+        first, second = (-torch.expm1(steps * math.log(beta)) for beta in (_BETA1, _BETA2))
+        return {"step_size": state["rate"] / first, "root": second.sqrt()}
+
     def gradient(self, state: Mapping[str, Tensor], signal: Tensor | None) -> Tensor | None:
         """∂L/∂S; `None` where the step gave no gradient. By default G · w: straight through the mask."""
         return signal
@@ -74,18 +81,15 @@ class Learned(Score):
         gradient = self.gradient(state, signal)
         if gradient is None:
             return dict(state)
-        steps = state["steps"] + 1
         mean = _BETA1 * state["mean"] + (1 - _BETA1) * gradient
         square = _BETA2 * state["square"] + (1 - _BETA2) * gradient * gradient
-        # 1 - βᵗ, without the digits that float32 would lose in the difference.
-        first, second = (-torch.expm1(steps * math.log(beta)) for beta in (_BETA1, _BETA2))
-        step = mean / (square.sqrt() / second.sqrt() + _EPSILON)
+        step = mean / (square.sqrt() / state["root"] + _EPSILON)
         return {
             **state,
-            "score": state["score"] - state["rate"] / first * step,
+            "score": state["score"] - state["step_size"] * step,
             "mean": mean,
             "square": square,
-            "steps": steps,
+            "steps": state["steps"] + 1,
         }
 
     def value(self, state: Mapping[str, Tensor], weight: Tensor) -> Tensor:

@@ -18,6 +18,10 @@ def signal_of(weight: Tensor, gradient: Tensor) -> Tensor:
     return weight.float() * gradient.float()
 
 
+def factors(score: Score, phase: int, names: Names, *state: Tensor) -> State:
+    return score.factors(_named(names, state))
+
+
 def update(score: Score, phase: int, names: Names, weight: Tensor, gradient: Tensor, *state: Tensor) -> None:
     """Take the gradient into the state; where gates were in the forward pass, multiply the gradient by them."""
     gate = score.gate(_named(names, state), settled=False)  # before the update: the gate that the gradient came through
@@ -37,7 +41,8 @@ def update_and_count(
 def count(score: Score, phase: int, names: Names, weight: Tensor, pivots: Tensor, *state: Tensor) -> Tensor:
     """How many scores are at or above each pivot; the last number is not zero if a score is NaN."""
     value = score.value(_named(names, state), weight)
-    return torch.cat([_counts(value, pivots), (value.isnan()).sum(dtype=torch.int32).view(1)])
+    is_nan = value.ne(value)  # vectorised by inductor, which `isnan` is not
+    return torch.cat([_counts(value, pivots), is_nan.sum(dtype=torch.int32).view(1)])
 
 
 def values(score: Score, phase: int, names: Names, weight: Tensor, *state: Tensor) -> Tensor:

@@ -132,6 +132,17 @@ class Score(ABC):
         """
         return {}
 
+    def factors(self, state: Mapping[str, Tensor]) -> State:
+        """Single numbers that follow from those of the state; `update` finds them in its state and returns them too.
+
+        Computed once for all units: inside `update` a compiled pass would compute them again for every few weights.
+        """
+        return {}
+
+    @property
+    def has_factors(self) -> bool:
+        return type(self).factors is not Score.factors
+
     def phase(self, step: int) -> int:
         """The form of `update` that this step needs, as a small number. Each value compiles its own kernel."""
         return 0

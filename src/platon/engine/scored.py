@@ -56,17 +56,18 @@ class ScoredWeights:
         Where gates were in the forward pass, the gradient is multiplied by them: that is the gradient of the weights
         kept aside.
         """
+        whole = self._with_factors()
         if gradient is None:
-            for name, tensor in self.score.update(self.state, None, phase).items():
-                self.state[name].copy_(tensor)
+            for name, tensor in self.score.update(whole.state, None, phase).items():
+                whole.state[name].copy_(tensor)
             return None if pivots is None else self.count(pivots)[0]
         if pivots is None:
-            for start, piece in self._pieces():
+            for start, piece in whole._pieces():
                 piece._run(passes.update, gradient[start : start + piece.size], phase=phase)
             return None
         found = [
             piece._run(passes.update_and_count, gradient[start : start + piece.size], pivots, phase=phase)
-            for start, piece in self._pieces()
+            for start, piece in whole._pieces()
         ]
         return _total(found)
 
@@ -80,20 +81,6 @@ class ScoredWeights:
         """The scores of all weights."""
         looked = self._to_read()
         return torch.cat([piece._run(passes.values) for _, piece in looked._pieces()])
-
-    def block_values(self, index: Tensor) -> Tensor:
-        """The scores of whole blocks, a row each; NaN behind the end."""
-        if self.size % BLOCK == 0:
-            looked = self._to_read()
-            weight, *state = (
-                tensor.view(-1, BLOCK).index_select(0, index).view(-1) if tensor.dim() else tensor
-                for tensor in (looked._weight_to_read(), *looked.state.values())
-            )
-            rows: Tensor = looked._pass(passes.values)(weight, *state).view(-1, BLOCK)
-            return rows
-        inside = index[:, None] * BLOCK + torch.arange(BLOCK, device=index.device)
-        value = values_at([self], [inside.clamp(max=self.size - 1).view(-1)]).view(-1, BLOCK)
-        return value.masked_fill(inside >= self.size, torch.nan)
 
     def count(self, pivots: Tensor) -> tuple[Tensor, Tensor]:
         """How many scores are at or above each pivot, and how many are NaN."""
@@ -131,6 +118,12 @@ class ScoredWeights:
             kept = scratch[: piece.size]
             piece._run(passes.mask, cut, next_cut, last, start, kept)
             pack(kept, bits[start // 8 : start // 8 + -(-piece.size // 8)])
+
+    def _with_factors(self) -> "ScoredWeights":
+        if not self.score.has_factors:
+            return self
+        single = replace(self, state={name: tensor for name, tensor in self.state.items() if not tensor.dim()})
+        return replace(self, state={**self.state, **single._pass(passes.factors)(*single.state.values())})
 
     def _to_read(self) -> "ScoredWeights":
         if self.read is None:
@@ -203,28 +196,43 @@ def names_read(score: Score) -> tuple[str, ...]:
     return tuple(name for name in (*state, "") if name in recorder.asked)
 
 
-def _gathered(tensors: Sequence[Tensor], index: Sequence[Tensor]) -> Tensor:
-    """The numbers of each tensor at its `index`, one after the other; a single number stands for all positions."""
+def _gathered(tensors: Sequence[Tensor], index: Sequence[Tensor], width: int = 1) -> Tensor:
+    """The numbers of each tensor at its `index`, one after the other; a single number stands for all positions.
+
+    `index` counts rows of `width` numbers.
+    """
     home = index[0].device
     found = [
-        tensor.index_select(0, places) if tensor.dim() else tensor.expand(places.shape[0])
+        tensor.view(-1, width).index_select(0, places) if tensor.dim() else tensor.expand(places.shape[0], width)
         for tensor, places in zip(tensors, index, strict=True)
     ]
-    return torch.cat([part.to(home) for part in found])
+    return torch.cat([part.to(home) for part in found]).view(-1)
 
 
-def values_at(matrices: Sequence[ScoredWeights], index: Sequence[Tensor]) -> Tensor:
-    """The scores at each matrix's `index`, bit for bit as the other passes compute them."""
+def values_at(matrices: Sequence[ScoredWeights], index: Sequence[Tensor], width: int = 1) -> Tensor:
+    """The scores at each matrix's `index`, bit for bit as the other passes compute them; see `_gathered`."""
     looked = [matrix._to_read() for matrix in matrices]
-    # Gathered first and scored together: the sample is small, and a call costs more than its arithmetic.
+    # Gathered first and scored together: these are few scores, and a call costs more than its arithmetic.
     weight = looked[0]._weight_to_read()
     if weight.dim():
-        weight = _gathered([own.weight for own in looked], index)
-    state = [_gathered([own.state[name] for own in looked], index) for name in looked[0].state]
+        weight = _gathered([own.weight for own in looked], index, width)
+    state = [_gathered([own.state[name] for own in looked], index, width) for name in looked[0].state]
     # Compiled where the others are: eager square roots on a CPU round one in six numbers differently, and a cut taken
     # from such a score would not be met by the unit that it was taken from.
     value: Tensor = max(looked, key=lambda own: own.size)._pass(passes.values)(weight, *state)
     return value
+
+
+def block_values(matrices: Sequence[ScoredWeights], index: Sequence[Tensor]) -> Tensor:
+    """The scores of the blocks at each matrix's `index`, a row each; NaN behind the end of a matrix."""
+    if all(matrix.size % BLOCK == 0 for matrix in matrices):
+        return values_at(matrices, index, BLOCK).view(-1, BLOCK)
+    places = [blocks[:, None] * BLOCK + torch.arange(BLOCK, device=blocks.device) for blocks in index]
+    sizes = [matrix.size for matrix in matrices]
+    inside = [place.clamp(max=size - 1).view(-1) for place, size in zip(places, sizes, strict=True)]
+    value = values_at(matrices, inside).view(-1, BLOCK)
+    behind = torch.cat([(place >= size).to(value.device) for place, size in zip(places, sizes, strict=True)])
+    return value.masked_fill(behind, torch.nan)
 
 
 def preview(
@@ -240,7 +248,7 @@ def preview(
             state = {name: _gathered([matrices[i].state[name] for i in own], places) for name in matrices[0].state}
             sampled = [gradient for gradient in gradients if gradient is not None]
             signal = passes.signal_of(weight, _gathered(sampled, places)) if has_gradient else None
-            found.append(score.value(score.update(state, signal, phase), weight))
+            found.append(score.value(score.update(state | score.factors(state), signal, phase), weight))
     return torch.cat([value.to(matrices[0].device) for value in found])
 
 

@@ -49,8 +49,9 @@ class SliceBackend:
         ):
             signal = None if total is None else (total / sizes if self.score.averages_signal else total).float()
             gate = self.score.gate(pool.state, settled=False)  # the gate that the gradient came through
-            for name, tensor in self.score.update(pool.state, signal, phase).items():
-                pool.state[name].copy_(tensor)
+            state = pool.state | self.score.factors(pool.state)
+            for name, tensor in self.score.update(state, signal, phase).items():
+                state[name].copy_(tensor)
             if gate is not None:
                 for name, own in group.expand(gate).items():
                     gradient = self._view(name, "gradient")
