@@ -222,7 +222,7 @@ def speed(
     measure_speed(source, dense, task, data, metric, **setting)
     if source.whole_run is not None:
         console.print(f"{'record':8} {escape(str(source.whole_run.speed))}")
-        console.print(f"{'figure':8} {escape(str(source.whole_run.path / 'figures' / 'speed.png'))}")
+        console.print(f"{'figure':8} {escape(str(source.whole_run.speed_figure))}")
 
 
 def measure_speed(

@@ -130,13 +130,14 @@ def _show_results(record: dict[str, Any], folder: Path) -> None:
     notice = _share_notice(record)
     if notice:
         console.print(notice, style="yellow")
-    shown = [("model", folder / "model"), ("record", folder / "record.json"), ("figures", folder / "figures")]
+    run = RunFolder(folder)
+    shown = [("model", run.model), ("record", run.record), ("figures", run.figures)]
     small = record.get("compact")
     fast = record.get("fast")
     if fast and "error" not in fast:
-        shown.insert(1, ("fast", folder / "fast"))
+        shown.insert(1, ("fast", run.fast))
     if small and "error" not in small:
-        shown.insert(1, ("compact", folder / "compact"))
+        shown.insert(1, ("compact", run.compact))
     if small and "error" not in small and not fast:
         try:
             measure_speed(find_source(str(folder)), metric=False, rows=(8,), rounds=10)

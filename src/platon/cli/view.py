@@ -51,12 +51,12 @@ def inspect(model: Named) -> None:
 
 def show_layers(run: Path) -> None:
     """Show what a run kept, layer by layer."""
-    from platon.lab.record import read_record
+    from platon.lab.record import RunFolder, read_record
 
     record = read_record(run)
     prunable = record["parameters"]["prunable"]
     title = f"{record['task']}, {record['method']}: {percent(record['kept'], 2)} of {prunable:,} weights kept"
-    console.print(_layers(record["layers"], _sizes(run / "model", record["layers"]), title))
+    console.print(_layers(record["layers"], _sizes(RunFolder(run).model, record["layers"]), title))
 
 
 def _layers(shares: dict[str, float], sizes: dict[str, float] | None, title: str) -> Table:

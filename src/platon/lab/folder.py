@@ -11,6 +11,7 @@ from platon.lab.file import link_error
 
 RECORD, HISTORY, PROBE, STARTED, LOCK = "record.json", "history.jsonl", "probe.jsonl", "run.json", ".lock"
 _FOLDERS = ("checkpoints", "model", "compact", "fast", "sparse", "onnx", "dense", "figures")
+_WITHOUT_RUNS = {"model", "checkpoints", "figures", "report"}  #: folders that hold no run, and may hold many files
 _FILES = (RECORD, HISTORY, PROBE, STARTED, LOCK, "speed.json")
 
 
@@ -85,6 +86,14 @@ class RunFolder:
         return self.path / "speed.json"
 
     @property
+    def figures(self) -> Path:
+        return self.path / "figures"
+
+    @property
+    def speed_figure(self) -> Path:
+        return self.figures / "speed.png"
+
+    @property
     def dense(self) -> RunFolder:
         return RunFolder(self.path / "dense")
 
@@ -101,6 +110,21 @@ class RunFolder:
     @property
     def is_finished(self) -> bool:
         return self.record.exists()
+
+    @property
+    def is_twin(self) -> bool:
+        """Whether it is the dense twin of the run in the folder above."""
+        above = RunFolder(self.path.parent)
+        return self.path == above.dense.path and (above.is_started or above.is_finished)
+
+    @classmethod
+    def below(cls, folder: Path) -> Iterator[RunFolder]:
+        """Runs at or below a folder, finished or not, in alphabetical order from top to bottom."""
+        for place, names, files in os.walk(folder):
+            entered = (name for name in names if name not in _WITHOUT_RUNS and not name.startswith((".", "best-")))
+            names[:] = sorted(entered)
+            if {RECORD, STARTED} & set(files):
+                yield cls(Path(place))
 
     def refuse_links(self) -> None:
         """Raise a `UserError` if a name that a run writes or removes is a symbolic link, or holds one."""

@@ -19,6 +19,7 @@ __all__ = [
     "PROBE",
     "RECORD",
     "Measure",
+    "RunFolder",
     "UserError",
     "append_history",
     "file_sha256",

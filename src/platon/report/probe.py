@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from platon.lab.record import PROBE
+from platon.lab.record import PROBE, RunFolder
 from platon.report.record import damaged, read_lines
 
 
@@ -76,7 +76,7 @@ def read_probe(folder: Path) -> Probe:
             ):
                 raise ValueError("another number of weights")
         except (AttributeError, KeyError, TypeError, ValueError):
-            raise damaged(folder / PROBE, line) from None
+            raise damaged(RunFolder(folder).probe, line) from None
     columns = {
         name: np.stack([line[name] for line in measured])
         for name in _COLUMNS

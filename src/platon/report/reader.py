@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from platon.lab.record import RECORD, UserError
+from platon.lab.record import RunFolder, UserError
 from platon.report.paper import method_order
 from platon.report.record import OLD_METHOD_SETTINGS, load_record
 from platon.report.row import assign_rows
 from platon.report.run import Run
 from platon.report.task import task_order
-
-_SKIPPED_FOLDERS = {"model", "checkpoints", "figures", "report"}
 
 
 @dataclass(frozen=True)
@@ -42,18 +39,17 @@ def read_runs(folder: Path) -> Runs:
     notes: list[str] = []
     found: list[Run] = []
     unfinished: list[str] = []
-    for place in _run_folders(folder):
-        name = place.relative_to(folder).as_posix()
-        if not (place / RECORD).exists():
+    for run in RunFolder.below(folder):
+        name = run.path.relative_to(folder).as_posix()
+        if not run.is_finished:
             unfinished.append(name)
             continue
         try:
-            record = load_record(place)
+            record = load_record(run.path)
         except UserError as error:
             notes.append(f"left out: {error}")
             continue
-        in_run = any((place.parent / file).exists() for file in (RECORD, "run.json"))
-        found.append(Run(place, name, record, twin=place.name == "dense" and in_run))
+        found.append(Run(run.path, name, record, twin=run.is_twin))
     if not found:
         why = f"; {notes[0]}" if notes else ": there is no record.json at or below it"
         raise UserError(f"{str(folder)!r} holds no finished run{why}; `platon prune` or `platon sweep` leave some")
@@ -65,14 +61,6 @@ def read_runs(folder: Path) -> Runs:
         raise UserError(f"{str(folder)!r} holds no run that counts; {'; '.join(notes)}")
     notes += [*more, *_data_notes(runs)]
     return Runs(folder, tuple(sorted(runs, key=_order)), tuple(notes))
-
-
-def _run_folders(folder: Path) -> Iterator[Path]:
-    """Folders with a run in them, finished or not, in alphabetical order from top to bottom."""
-    for place, names, files in os.walk(folder):
-        names[:] = sorted(n for n in names if n not in _SKIPPED_FOLDERS and not n.startswith((".", "best-")))
-        if {RECORD, "run.json"} & set(files):
-            yield Path(place)
 
 
 def _with_unread(runs: list[Run]) -> list[Run]:

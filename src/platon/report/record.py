@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from platon.lab.record import HISTORY, RECORD, UserError, read_history, read_record
+from platon.lab.record import HISTORY, RunFolder, UserError, read_history, read_record
 from platon.report import paper
 
 # What the methods of platon 0.1 read. Their records have no `method_settings`.
@@ -32,9 +32,8 @@ def load_record(folder: Path) -> dict[str, Any]:
     record = read_record(folder)
     wrong = _wrong_entry(record)
     if wrong is not None:
-        raise UserError(
-            f"{str(folder / RECORD)!r} is half a record: {wrong} is missing or damaged; run it again, or remove it"
-        )
+        path = str(RunFolder(folder).record)
+        raise UserError(f"{path!r} is half a record: {wrong} is missing or damaged; run it again, or remove it")
     return _completed(record)
 
 

@@ -9,7 +9,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from platon.lab.record import read_record
+from platon.lab.record import RunFolder, read_record
 from platon.report.figure import KEPT, METRIC, STYLE
 from platon.report.layer import layer_table
 from platon.report.metric import Metric
@@ -19,7 +19,7 @@ from platon.report.record import read_lines
 def draw_run(folder: Path) -> list[Path]:
     """Draw a finished run's figures into its folder; returns their paths."""
     record, history = read_record(folder), read_lines(folder)
-    target = folder / "figures"
+    target = RunFolder(folder).figures
     target.mkdir(exist_ok=True)
     with mpl.rc_context(STYLE):
         drawn = {"training.png": _training(record, history)} if history else {}

@@ -11,19 +11,18 @@ from matplotlib.figure import Figure
 from rich.markup import escape
 from rich.table import Table
 
-from platon.lab.record import read_json
+from platon.lab.record import RunFolder, read_json
 from platon.report.figure import COLOURS, INK, MARKERS, STYLE
 from platon.report.metric import Metric
 
-SPEED = "speed.json"
 # A model in an engine has one colour and one marker in both panels.
 
 
 def draw_speed(folder: Path) -> Path:
     """Draw a run's speed.json into its folder of figures; returns the path."""
-    found = read_json(folder / SPEED)
-    target = folder / "figures" / "speed.png"
-    target.parent.mkdir(exist_ok=True)
+    run = RunFolder(folder)
+    found, target = read_json(run.speed), run.speed_figure
+    run.figures.mkdir(exist_ok=True)
     with mpl.rc_context(STYLE):
         _figure(found).savefig(target, bbox_inches="tight")
     return target
