@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from platon.engine.passes import BLOCK
 from platon.engine.pivots import Pivots
+from platon.engine.score import nan_error
 from platon.engine.scored import ScoredWeights, block_values
 from platon.engine.shard import ALONE, Ranks
 
@@ -29,10 +30,7 @@ def refuse_nan(shards: Sequence[ScoredWeights], ranks: Ranks = ALONE) -> None:
     found = [shard.count(torch.zeros(1, device=shard.device))[1].to(device) > 0 for shard in shards]
     for shard, is_nan in zip(shards, ranks.any(torch.stack(found)).tolist(), strict=True):
         if is_nan:
-            raise ValueError(
-                f"a score of {shard.name!r} is NaN, so there is no order; look for NaN among its weights or in the "
-                "pruner's state"
-            )
+            raise nan_error(shard.name)
 
 
 def count(shards: Sequence[ScoredWeights], pivots: Tensor, ranks: Ranks) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Optimizer
 
+from platon.engine.matrix import is_finite
 from platon.engine.score import Reading
 from platon.engine.shard import ALONE, Ranks, local
 from platon.engine.units import plain_name
@@ -172,7 +173,7 @@ class OptimizerHooks:
         sums = torch.stack([local(gradient).sum(dtype=torch.float32).to(device) for gradient in gradients.values()])
         if not bool(ranks.any(~sums.isfinite().all())):
             return False
-        flags = torch.tensor([not _is_finite(local(gradient)) for gradient in gradients.values()], device=device)
+        flags = torch.tensor([not is_finite(local(gradient)) for gradient in gradients.values()], device=device)
         bad = [parameter for parameter, flag in zip(gradients, ranks.any(flags).tolist(), strict=True) if flag]
         if not bad:
             return False
@@ -228,11 +229,6 @@ def _is_inner_step(optimizer: Optimizer) -> bool:
         running += frame.f_code is _WRAPPER and frame.f_locals.get("self") is optimizer
         frame = frame.f_back
     return running > 1
-
-
-def _is_finite(gradient: Tensor) -> bool:
-    values = gradient.coalesce().values() if gradient.is_sparse else gradient  # an embedding's may be sparse
-    return bool(values.isfinite().all())
 
 
 def _unwrapped(optimizer: Optimizer) -> Optimizer:

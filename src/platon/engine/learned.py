@@ -14,7 +14,7 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from platon.engine.schedule import Ramp, Schedule
+from platon.engine.schedule import Ramp, Schedule, is_number
 from platon.engine.scope import Scope
 from platon.engine.score import Above, Choice, Score, State, StepInfo, TopK
 from platon.engine.steering import Steering
@@ -39,9 +39,9 @@ class Learned(Score):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not _is_number(self.score_learning_rate) or self.score_learning_rate <= 0:
+        if not is_number(self.score_learning_rate) or self.score_learning_rate <= 0:
             raise ValueError(f"score_learning_rate must be above 0, got {self.score_learning_rate!r}; 0.01 is usual")
-        if not _is_number(self.score_init):
+        if not is_number(self.score_init):
             raise ValueError(f"score_init must be a number, got {self.score_init!r}")
 
     @property
@@ -122,9 +122,9 @@ class Penalised(Learned):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.penalty is not None and (not _is_number(self.penalty) or self.penalty < 0):
+        if self.penalty is not None and (not is_number(self.penalty) or self.penalty < 0):
             raise ValueError(f"penalty must be at least 0, got {self.penalty!r}; None steers it towards the share")
-        if not _is_number(self.min_keep_per_matrix) or not 0 <= self.min_keep_per_matrix <= 1:
+        if not is_number(self.min_keep_per_matrix) or not 0 <= self.min_keep_per_matrix <= 1:
             raise ValueError(f"min_keep_per_matrix must be in [0, 1], got {self.min_keep_per_matrix!r}")
 
     def fitted(self, schedule: Schedule) -> Self:
@@ -193,7 +193,7 @@ class SoftMovement(Penalised):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not _is_number(self.tau) or not 0 < self.tau < 1:
+        if not is_number(self.tau) or not 0 < self.tau < 1:
             raise ValueError(f"tau must be between 0 and 1, got {self.tau!r}")
 
     def strength(self, info: StepInfo) -> float:
@@ -286,10 +286,6 @@ class HardConcrete(Gated):
     def boundary(self, progress: float) -> float:
         """The S at which the settled gate opens."""
         return _logit(-self.low / (self.high - self.low))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _logit(share: float) -> float:

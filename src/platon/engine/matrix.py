@@ -111,7 +111,7 @@ def locate(model: nn.Module, parameters: Mapping[str, nn.Parameter], ranks: Rank
         found.append(Matrix(name, parameter, path, start, len(path) > 1 and is_conv1d(path[-2][2])))
         start += parameter.numel()
     # Over all ranks, so that each of them stops where one does.
-    unsound = ranks.any(torch.tensor([not _is_finite(matrix.weight) for matrix in found], device=found[0].device))
+    unsound = ranks.any(torch.tensor([not is_finite(matrix.weight) for matrix in found], device=found[0].device))
     for matrix, bad in zip(found, unsound.tolist(), strict=True):
         if bad:
             raise ValueError(
@@ -120,8 +120,9 @@ def locate(model: nn.Module, parameters: Mapping[str, nn.Parameter], ranks: Rank
     return found
 
 
-def _is_finite(weight: Tensor) -> bool:
-    return bool(weight.sum(dtype=torch.float32).isfinite()) or bool(weight.isfinite().all())
+def is_finite(tensor: Tensor) -> bool:
+    values = tensor.coalesce().values() if tensor.is_sparse else tensor  # an embedding's gradient may be sparse
+    return bool(values.isfinite().all())
 
 
 def _path(model: nn.Module, name: str) -> _Path:

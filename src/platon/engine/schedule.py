@@ -3,7 +3,7 @@
 import math
 import numbers
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 # The defaults of every way to prune: `Cubic`, `PruningCallback` and the command line. `every` is what the authors' code
 # does: between two masks zeroed weights grow freely and can come back. The shares are within the range of the paper's
@@ -36,19 +36,25 @@ class Ramp(Schedule, Protocol):
 
 def checked_keep(keep: object, name: str = "keep") -> float:
     """`keep` as a float, if it is a share in (0, 1]; otherwise an error that says what to write."""
-    is_number = isinstance(keep, numbers.Real) and not isinstance(keep, bool)
+    is_real = isinstance(keep, numbers.Real) and not isinstance(keep, bool)
     value = float(keep) if isinstance(keep, numbers.Real) else math.nan
-    if not is_number or not 0 < value <= 1:
-        hint = f"write {value / 100:g} for {value:g} %" if is_number and 1 < value <= 100 else None
+    if not is_real or not 0 < value <= 1:
+        hint = f"write {value / 100:g} for {value:g} %" if is_real and 1 < value <= 100 else None
         raise ValueError(f"{name} must be in (0, 1], got {keep}; {hint or 'give the share of weights that stays'}")
     return value
 
 
-def checked_count(value: int, name: str, least: int = 0) -> int:
-    """`value`, if it is a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+def checked_count(value: object, name: str, least: int = 0, most: float = math.inf) -> int:
+    """`value`, if it is a whole number in this range."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        limit = "" if most == math.inf else f" and at most {most:,}"
+        raise ValueError(f"{name} must be a whole number of at least {least}{limit}, got {value!r}")
     return value
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a finite number; `True` and `False` are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @dataclass(frozen=True)
@@ -162,7 +168,6 @@ class Cubic:
 
 def steps_of(value: float, total: int, name: str) -> int:
     """A number of steps; a value below 1 is a share of `total`."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= value < math.inf or (value >= 1 and value != round(value)):
+    if not is_number(value) or value < 0 or (value >= 1 and value != round(value)):
         raise ValueError(f"{name} must be a whole number of steps, or a share of the training below 1, got {value!r}")
     return round(value * total) if value < 1 else int(value)

@@ -198,6 +198,13 @@ class Score(ABC):
         return True
 
 
+def nan_error(name: str) -> ValueError:
+    """For scores of the matrix or group `name` that have no order."""
+    return ValueError(
+        f"a score of {name!r} is NaN, so there is no order; look for NaN among its weights or in the pruner's state"
+    )
+
+
 def checked_choice(value: str, name: str, choices: tuple[str, ...]) -> None:
     """Refuse a `value` that is not among `choices`."""
     if value not in choices:

@@ -5,7 +5,8 @@ through `PIECE` elements at a time, which also keeps their temporaries in the ca
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -159,21 +160,16 @@ class ScoredWeights:
             yield start, self._piece(start, min(start + PIECE, self.size))
 
 
-class _Recorder(Mapping[str, Tensor]):
+class _Recorder(UserDict[str, Tensor]):
     """A state that remembers which of its tensors were asked for."""
 
     def __init__(self, state: State) -> None:
-        self._state, self.asked = state, set[str]()
+        super().__init__(state)
+        self.asked = set[str]()
 
     def __getitem__(self, name: str) -> Tensor:
         self.asked.add(name)
-        return self._state[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._state)
-
-    def __len__(self) -> int:
-        return len(self._state)
+        return super().__getitem__(name)
 
 
 def names_read(score: Score) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from platon.engine.activation import InputNorms
 from platon.engine.bits import pack
 from platon.engine.matrix import Matrix
 from platon.engine.pool import Pool, how_many
-from platon.engine.score import Above, Score, TopK
+from platon.engine.score import Above, Score, TopK, nan_error
 from platon.engine.shard import ALONE, Ranks, laid_out_as
 from platon.engine.slices import Group
 
@@ -157,10 +157,7 @@ class SliceBackend:
             assert total is not None
             values.append(self.score.value(pool.state, (total / sizes).float()))
             if bool(values[-1].isnan().any()):
-                raise ValueError(
-                    f"a score of {pool.name!r} is NaN, so there is no order; look for NaN among its weights or in the "
-                    "pruner's state"
-                )
+                raise nan_error(pool.name)
         return values
 
     def _products(self, name: str) -> Tensor | None:

@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from platon.engine.schedule import Schedule
+from platon.engine.schedule import Schedule, checked_count, is_number
 from platon.engine.score import Score, State, Timing, checked_choice
 
 WINDOW = 10
@@ -39,10 +39,10 @@ class Smoothed(Score):
         super().__post_init__()
         for name in ("beta1", "beta2"):
             beta = getattr(self, name)
-            if not isinstance(beta, int | float) or not 0 <= beta < 1:
+            if not is_number(beta) or not 0 <= beta < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {beta}; 0 forgets at once, 0.99 averages 100 steps")
-        if self.window is not None and (type(self.window) is not int or self.window < 1):
-            raise ValueError(f"window must be a whole number of at least 1, got {self.window!r}")
+        if self.window is not None:
+            checked_count(self.window, "window", least=1)
         checked_choice(self.timing, "timing", ("after", "before"))
 
     @property
@@ -109,7 +109,7 @@ class Platon(Smoothed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.exponent, bool) or not isinstance(self.exponent, int | float) or not 0 <= self.exponent < 64:
+        if not is_number(self.exponent) or not 0 <= self.exponent < 64:
             raise ValueError(f"exponent must be in [0, 64), got {self.exponent!r}; for S = Ī/Ū use platon.Ratio()")
 
     def value(self, state: Mapping[str, Tensor], weight: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from platon.engine.bits import pack, unpack
 from platon.engine.matrix import Matrix
 from platon.engine.ranking import Ranking
-from platon.engine.schedule import checked_keep
+from platon.engine.schedule import checked_count, checked_keep
 from platon.engine.shard import laid_out_as, own_rows
 from platon.engine.steering import Steering
 from platon.engine.store import InPlace
@@ -133,13 +133,6 @@ def _is_dense(tensor: object) -> bool:
 def _checked_numbers(state: Mapping[str, Any], total: int) -> Numbers:
     """The single numbers of `state`; an error names the first one that is not what it must be."""
 
-    def count(name: str, most: float = math.inf) -> int:
-        value = state[name]
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-            limit = "" if most == math.inf else f" and at most {most:,}"
-            raise ValueError(f"{name} must be a whole number of at least 0{limit}, got {value!r}")
-        return value
-
     def number(name: str, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
             raise ValueError(f"{name} must be a number, got {value!r}")
@@ -149,9 +142,9 @@ def _checked_numbers(state: Mapping[str, Any], total: int) -> Numbers:
     if sorted(steering) != sorted(fields):
         raise ValueError(f"steering must hold the numbers {', '.join(fields)}, got {steering!r}")
     return Numbers(
-        step_count=count("step_count"),
-        skipped_count=count("skipped_count"),
-        kept_count=count("kept_count", total),
+        step_count=checked_count(state["step_count"], "step_count"),
+        skipped_count=checked_count(state["skipped_count"], "skipped_count"),
+        kept_count=checked_count(state["kept_count"], "kept_count", most=total),
         keep=checked_keep(state["keep"]),
         cut=None if state["cut"] is None else number("cut", state["cut"]),
         steering=Steering(**{name: number(f"steering {name}", steering[name]) for name in fields}),

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from platon.engine import discovery
+from platon.engine.schedule import checked_count
 from platon.engine.slices import Group, Index, Slice
 from platon.engine.topology import is_conv1d, matrices
 
@@ -149,8 +150,7 @@ def neurons(model: nn.Module, spare: int = 1) -> Units:
 
 
 def _units(proved: Sequence[Group], spare: int, name: str) -> Units:
-    if isinstance(spare, bool) or not isinstance(spare, int) or spare < 0:
-        raise ValueError(f"spare must be a whole number of at least 0, got {spare!r}")
+    checked_count(spare, "spare")
     found: dict[str, nn.Parameter] = {}
     groups = []
     for group in proved:
