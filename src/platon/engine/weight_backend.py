@@ -82,8 +82,9 @@ class WeightBackend:
         for pool in self.pools:
             norm = norms.take(_matrix(pool))
             signal = None if norm is None else _matrix(pool).by_input(norm)
-            for name, tensor in self.score.update(pool.state, signal, phase).items():
-                pool.state[name].copy_(tensor)
+            state = pool.state | self.score.factors(pool.state)
+            for name, tensor in self.score.update(state, signal, phase).items():
+                state[name].copy_(tensor)
 
     def keep_above(self, choice: Above) -> tuple[int, float | None]:
         """Of each matrix the weights above a value and at least a share; also the share above the watched value."""
