@@ -72,6 +72,11 @@ def test_initial_below_one_holds_from_the_first_step() -> None:
     assert schedule(70) == 0.1
 
 
+def test_a_schedule_without_descent_stays_at_its_initial_share_in_the_warmup() -> None:
+    schedule = platon.Cubic(final=0.5, total=2, warmup=2, cooldown=0, every=1, initial=0.75)
+    assert [schedule(1), schedule(2)] == [0.75, 0.5]
+
+
 @given(
     final=st.floats(0.001, 1.0),
     share=st.floats(0.0, 1.0),

@@ -163,7 +163,7 @@ class Cubic:
         """How much of the descent's time has passed, from 0 to 1."""
         if step >= self.end:
             return 1.0
-        return max(step - self.start, 0) / (self.end - self.start)
+        return (step - self.start) / (self.end - self.start) if step > self.start else 0.0
 
 
 def steps_of(value: float, total: int, name: str) -> int:
