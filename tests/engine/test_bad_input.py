@@ -172,7 +172,10 @@ def test_words(net: nn.Module) -> None:
     wrong = "layer"
     for score in (platon.Platon, platon.Magnitude):
         text = sentence(lambda score=score: score(scope=wrong))
-        assert text == "scope must be one of 'global', 'matrix', got 'layer'"
+        expected = (
+            "scope must be 'global', 'matrix', 'row', or a pattern such as '2:4' (2 of every 4 stay), got 'layer'"
+        )
+        assert text == expected
     text = sentence(lambda: prune(net, on_nonfinite="ignore"))
     assert text == "on_nonfinite must be one of 'raise', 'skip', got 'ignore'"
 
