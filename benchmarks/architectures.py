@@ -3,7 +3,7 @@
     python benchmarks/architectures.py                       all types, a process each; some 15 minutes of one core
     python benchmarks/architectures.py bert t5 gemma3        these alone
     python benchmarks/architectures.py --onnx swin phi3      whether they, and then the compact ones, export to ONNX
-    python benchmarks/architectures.py --results survey.jsonl --table       the table for docs/architectures.md
+    python benchmarks/architectures.py --results survey.jsonl --page docs/architectures.md    renew the page's table
 
 For each type a model is built with random weights, biases and norms included. Half of the heads and neurons that platon
 proves are zeroed, the model is compacted, and its outputs are compared with those of the zeroed model on inputs that
@@ -43,6 +43,7 @@ from tiny_model import TYPES, build, outputs
 
 SECONDS, GIGABYTES = 40, 6  # of processor time and memory, for one type
 AT_LEAST = 60
+_FROM, _TO = "<!-- survey: from here -->", "<!-- survey: to here -->"
 
 
 def apart(one: list[Tensor], other: list[Tensor]) -> float:
@@ -213,10 +214,13 @@ def in_child(work: Callable[[str], dict[str, Any]], name: str, seconds: int) -> 
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    """The survey as the table of docs/architectures.md, and how many there are of each outcome."""
+    """The survey as the table of docs/architectures.md, below how many there are of each outcome."""
     counts = Counter(one["outcome"] for one in found)
+    missing, small = len(TYPES) - len(found), counts["not built"] + counts["failed"]
     lines = [
-        ", ".join(f"{outcome}: {count}" for outcome, count in sorted(counts.items())),
+        f"Of the {len(TYPES)} types of transformers {transformers.__version__}, {counts['exact']} are cut exactly, "
+        f"{counts['refused']} are refused, and {counts['wrong']} are wrong.",
+        f"Of {small} others, no configuration that was tried makes a small model that runs; {missing} were not tried.",
         "",
         "| type | heads | neurons | covered | difference | tokens | left out, and why |",
         "|---|---:|---:|---:|---:|---|---|",
@@ -228,15 +232,24 @@ def table(found: list[dict[str, Any]]) -> str:
         tokens = {True: "the same", False: "others"}.get(one.get("generates"), "")
         if one["outcome"] != "exact":
             difference, tokens = f"**{one['outcome']}**", ""
-        why = one.get("why") or "; ".join(dict.fromkeys(one["left"].values()))
+        why = one.get("why") or next(iter(one["left"].values()), "")
         cells = (one["type"], one["heads"], one["neurons"], f"{one['covered']:.0%}", difference, tokens, _brief(why))
         lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
     return "\n".join(lines)
 
 
+def renew(page: Path, found: list[dict[str, Any]]) -> None:
+    """Put the survey's table in place of the one on the page."""
+    before, _, rest = page.read_text().partition(_FROM)
+    _, mark, after = rest.partition(_TO)
+    if not mark:
+        sys.exit(f"{page} has no place for the table: no lines {_FROM!r} and {_TO!r}")
+    page.write_text(f"{before}{_FROM}\n\n{table(found)}\n\n{_TO}{after}")
+
+
 def _brief(why: str) -> str:
     """The reason alone, without the names of modules."""
-    why = why.partition("could be proved (")[2].partition(": ")[2] or why
+    why = why.partition("could be proved (")[2].partition(": ")[2] or why.partition("are not known: ")[2] or why
     why = re.sub(r" that '[^']*' reads", "", why.partition(" (")[0])
     return why.partition("; ")[0].removesuffix(")").replace("|", "/")
 
@@ -247,7 +260,7 @@ def main() -> None:
     parser.add_argument(
         "--results", type=Path, help="append a JSON line for each type to this file, and skip those in it"
     )
-    parser.add_argument("--table", action="store_true", help="print the table of what is in --results, try nothing")
+    parser.add_argument("--page", type=Path, help="renew the table on this page by what is in --results, try nothing")
     parser.add_argument("--onnx", action="store_true", help="export models and compact models to ONNX instead")
     parser.add_argument("--here", action="store_true", help="run in this process, to see errors")
     options = parser.parse_args()
@@ -256,9 +269,10 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     known: list[dict[str, Any]] = []
     if options.results and options.results.exists():
-        known = [json.loads(line) for line in options.results.read_text().splitlines()]
-    if options.table:
-        print(table(known))
+        rows = map(json.loads, options.results.read_text().splitlines())
+        known = list({row["type"]: row for row in rows}.values())  # the last line of a type counts
+    if options.page:
+        renew(options.page, known)
         return
     work, seconds = (exported, 10 * SECONDS) if options.onnx else (survey, SECONDS)
     done = {one["type"] for one in known}

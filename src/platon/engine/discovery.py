@@ -116,7 +116,10 @@ def _refusal(model: nn.Module, kind: str) -> str:
     name = type(model).__name__
     there = blocks(model)
     if not there:
-        return f"the heads and neurons of {name} are not known: it has no transformer blocks"
+        return (
+            f"the heads and neurons of {name} are not known: it has no transformer blocks, that is, no list of modules "
+            "that each hold attention and a feed-forward"
+        )
     why = refusals(model)
     texts: dict[str, list[str]] = {}
     for path, text in why.items():

@@ -67,11 +67,8 @@ def attempts(model: nn.Module, case: Case) -> Iterator[Arguments]:
     )
     for names in dict.fromkeys((tuple(masked), tuple(few), tuple(every))):
         for settings in (still, {}) if still else ({},):
-            yield (
-                (),
-                {name: kinds.build(name) for name in dict.fromkeys(names) if name in asked and kinds.knows(name)}
-                | settings,
-            )
+            made = {name: kinds.build(name) for name in dict.fromkeys(names) if name in asked}
+            yield (), {name: value for name, value in made.items() if value is not None} | settings
 
 
 def _is_pretrained(module: Any) -> bool:
@@ -102,13 +99,12 @@ class _Kinds:
                     return getattr(one, name)
         return None
 
-    def knows(self, name: str) -> bool:
-        """Whether arguments of this name can be built."""
-        return hasattr(self, f"_{name}")
-
-    def build(self, name: str) -> Tensor:
-        """An argument of this name."""
-        found: Tensor = getattr(self, f"_{name}")()
+    def build(self, name: str) -> Tensor | None:
+        """An argument of this name; `None`: it is not known, or the configuration does not say how large it is."""
+        try:
+            found: Tensor = getattr(self, f"_{name}")()
+        except (AttributeError, TypeError):  # the configuration may hold anything under the names of sizes, or nothing
+            return None
         return found
 
     def _floats(self, *shape: int) -> Tensor:
