@@ -186,6 +186,23 @@ def test_a_configuration_with_infinity_comes_back(tmp_path: Path) -> None:
     assert platon.load(tmp_path / "model").config.limits == config.limits
 
 
+def test_parts_with_different_attention_come_back(tmp_path: Path) -> None:
+    """Implementations differ in rounding, and a part may have another one than the whole."""
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    images = {"image_size": 8, "patch_size": 4}
+    words = {"vocab_size": 9, "bos_token_id": 1, "eos_token_id": 2}
+    config = hf.CLIPConfig(text_config={**small, **words}, vision_config={**small, **images}, projection_dim=8)
+    config._attn_implementation = {"": "eager", "text_config": "sdpa", "vision_config": "eager"}
+    back = platon.load(platon.save(hf.CLIPModel(config), tmp_path / "model")).config
+    found = [one._attn_implementation for one in (back, back.text_config, back.vision_config)]
+    assert found == ["eager", "sdpa", "eager"]
+    manifest = tmp_path / "model" / MANIFEST
+    content = json.loads(manifest.read_text())
+    for other in ({"text_config": 3}, {"": "flash"}, ["sdpa"], "hub/kernel", {"text_config": {"": {"": [1]}}}):
+        manifest.write_text(json.dumps(content | {"attention": other}))
+        assert platon.load(tmp_path / "model").config.text_config._attn_implementation in ("eager", "sdpa")
+
+
 def test_other_architectures_are_stored_too(tmp_path: Path) -> None:
     """Only their shapes are those of their configuration."""
     config = hf.T5Config(vocab_size=99, d_model=16, d_kv=4, d_ff=8, num_layers=2, num_heads=2, decoder_start_token_id=0)

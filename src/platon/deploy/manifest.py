@@ -50,12 +50,32 @@ class TensorType:
         return f"{str(self.dtype).removeprefix('torch.')} {list(self.shape)}"
 
 
+# The implementation of attention; by the name of an inner configuration where they differ, under "" for the rest.
+Attention = str | dict[str, "Attention"] | None
+
+
+def attention_of(config: Any) -> Attention:
+    """The implementations that a configuration, and those inside it, name."""
+    own: str | None = getattr(config, "_attn_implementation", None)
+    parts = {key: getattr(config, key, None) for key in getattr(config, "sub_configs", ())}
+    inner = {key: attention_of(one) for key, one in parts.items() if one is not None}
+    return own if all(one == own for one in inner.values()) else {"": own, **inner}
+
+
+def _portable(attention: Any, depth: int = 0) -> Attention:
+    """Implementations that do not depend on the machine; others are left to transformers."""
+    if isinstance(attention, dict) and depth < 8:
+        named = {key: _portable(one, depth + 1) for key, one in attention.items()}
+        return {key: one for key, one in named.items() if isinstance(one, str if key == "" else str | dict)}
+    return attention if attention in ("eager", "sdpa") else None
+
+
 @dataclass(frozen=True)
 class Manifest:
     """The contents of manifest.json."""
 
     model_class: str
-    attention: str | None  # the implementation of attention, which decides about rounding
+    attention: Attention  # which decides about rounding
     weights: str  # the file that holds the tensors
     tensors: Mapping[str, TensorType]
     buffers: Mapping[str, torch.dtype]  # precision of the buffers that are computed and not stored
@@ -110,10 +130,9 @@ def read_manifest(folder: Path) -> Manifest:
         sums = dict(_items(content.get("checksums", {})))
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ValueError(f"{str(path)!r} is damaged: its list of tensors cannot be read") from None
-    attention = content.get("attention")
     return Manifest(
         model_class=content.get("class"),  # type: ignore[arg-type]  # checked where the class is looked up
-        attention=attention if isinstance(attention, str) else None,
+        attention=_portable(content.get("attention")),
         weights=weights,
         tensors=tensors,
         buffers=buffers,

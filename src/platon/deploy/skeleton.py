@@ -233,7 +233,7 @@ def _read_config(manifest: Manifest, folder: Path) -> Any:
         made = kind.from_dict(_without_implementations(config))
     except Exception as error:  # transformers raises exceptions of many kinds
         raise ValueError(f"{str(folder / CONFIG)!r} is damaged: {' '.join(str(error).split())}") from error
-    if manifest.attention in ("eager", "sdpa"):  # others depend on the machine
+    if manifest.attention is not None:
         made._attn_implementation = manifest.attention
     return made
 

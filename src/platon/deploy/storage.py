@@ -27,6 +27,7 @@ from platon.deploy.manifest import (
     WEIGHTS,
     Manifest,
     TensorType,
+    attention_of,
     check_unchanged,
     read_json,
     read_manifest,
@@ -199,7 +200,7 @@ def _contents(
     } | replacement.arrays(modules)
     manifest = Manifest(
         model_class=name,
-        attention=getattr(config, "_attn_implementation", None),
+        attention=attention_of(config),
         weights=SPARSE if form.sparse else WEIGHTS,
         tensors={key: TensorType.of(tensor) for key, tensor in tensors.items()},
         # Buffers that are computed and not stored follow the model into half precision.
