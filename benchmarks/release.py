@@ -108,6 +108,7 @@ def check(folder: Path) -> None:
     run(sys.executable, "-m", "venv", folder / "venv")
     programs = folder / "venv" / "bin"
     alone = {"PATH": str(programs), "CC": "/bin/false", "CXX": "/bin/false", "PYTHONPATH": "", "HF_HUB_OFFLINE": "1"}
+    alone |= {"XDG_CACHE_HOME": str(folder / "cache")}  # the user's own may hold a kernel that was compiled earlier
     pip = (programs / "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt")
     run(*pip, "torch", **alone)  # first and by itself, so that no other package decides which build is taken
     run(*pip, wheel, **alone)
