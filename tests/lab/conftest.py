@@ -123,16 +123,16 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tokenizer of single bytes and an end token, and a Llama of two layers for 64 tokens."""
+    """A folder with a tokenizer of bytes and an end token, and a Llama of two layers for 64 tokens."""
     folder = tmp_path_factory.mktemp("models") / "tiny-llama"
-    _save(folder, byte_tokenizer(eos_token="<|end|>"), LlamaForCausalLM(tiny_llama_config()))
+    _save(folder, byte_tokenizer(eos_token="<|endoftext|>"), LlamaForCausalLM(tiny_llama_config()))
     return folder
 
 
 def tiny_llama_config() -> LlamaConfig:
     torch.manual_seed(0)
     return LlamaConfig(
-        vocab_size=257,
+        vocab_size=258,
         hidden_size=16,
         intermediate_size=32,
         num_hidden_layers=2,
@@ -140,13 +140,13 @@ def tiny_llama_config() -> LlamaConfig:
         num_key_value_heads=1,
         max_position_embeddings=64,
         bos_token_id=None,
-        eos_token_id=256,
+        eos_token_id=257,
     )
 
 
 def byte_tokenizer(**special: str) -> PreTrainedTokenizerFast:
-    signs = sorted(pre_tokenizers.ByteLevel.alphabet())
-    bytes_only = Tokenizer(models.BPE(vocab={sign: number for number, sign in enumerate(signs)}, merges=[]))
+    signs = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "th"]
+    bytes_only = Tokenizer(models.BPE(vocab={sign: number for number, sign in enumerate(signs)}, merges=[("t", "h")]))
     bytes_only.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bytes_only.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=bytes_only, **special)

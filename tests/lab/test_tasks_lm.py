@@ -94,7 +94,9 @@ def test_documents_are_read_once_and_held_out_ones_are_not_trained_on(tmp_path: 
     (tmp_path / "train.txt").unlink()
     (tmp_path / "train.jsonl").write_text("\n".join(json.dumps({"text": t}) for t in ["one", "one", "the same text"]))
     found = prepared(tmp_path, tiny_llama)
-    assert [AutoTokenizer.from_pretrained(tiny_llama).decode(ids) for ids in tokens_of(found.train)] == ["one<|end|>"]
+    assert [AutoTokenizer.from_pretrained(tiny_llama).decode(ids) for ids in tokens_of(found.train)] == [
+        "one<|endoftext|>"
+    ]
 
 
 def test_the_end_of_a_single_document_is_held_out(tmp_path: Path, tiny_llama: Path) -> None:
@@ -105,7 +107,7 @@ def test_the_end_of_a_single_document_is_held_out(tmp_path: Path, tiny_llama: Pa
     train, held = (
         "".join(map(tokenizer.decode, tokens_of(rows))) for rows in (found.train, found.evaluation["validation"])
     )
-    assert train.removesuffix("<|end|>") + held == words
+    assert train.removesuffix("<|endoftext|>") + held == words
     assert held.startswith(" word")
     assert len(held) == pytest.approx(0.2 * len(words), abs=8)
 
@@ -154,9 +156,9 @@ def test_no_block_holds_two_documents_and_each_document_ends(tmp_path: Path, tin
     found = prepared(file, tiny_llama, max_length=32)
     tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
     decoded = [tokenizer.decode(ids) for ids in tokens_of(found.train)]
-    assert all(len(set(text.removesuffix("<|end|>"))) <= 1 for text in decoded)
-    assert sum(text.endswith("<|end|>") for text in decoded) == 5  # all but the one that is held out
-    assert "<|end|>" not in "".join(tokenizer.decode(ids) for ids in tokens_of(found.evaluation["validation"]))
+    assert all(len(set(text.removesuffix("<|endoftext|>"))) <= 1 for text in decoded)
+    assert sum(text.endswith("<|endoftext|>") for text in decoded) == 5  # all but the one that is held out
+    assert "<|endoftext|>" not in "".join(tokenizer.decode(ids) for ids in tokens_of(found.evaluation["validation"]))
 
 
 def test_padding_and_context_have_no_labels() -> None:

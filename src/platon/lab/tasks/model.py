@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrain
 from transformers.utils import logging as transformers_logging
 
 from platon import deploy
-from platon.lab.errors import UserError
+from platon.lab.errors import UserError, first_line
 from platon.lab.tasks.dataset import silent_hub
 from platon.lab.tasks.gguf import find_gguf, forget_quantisation
 from platon.lab.tasks.model_error import refuse_pickles, sentence
@@ -195,6 +195,10 @@ class Pretrained:
                 yield
         except (OSError, ValueError, SafetensorError, HfHubHTTPError, ImportError) as error:
             raise UserError(sentence(self.name, what, error)) from error
+        except Exception as error:
+            if not self.file:  # whatever is wrong in a GGUF file, its readers raise what they run into
+                raise
+            raise UserError(f"cannot load the {what} of {self.name!r}: {first_line(error)}") from error
 
 
 def saved_processor(folder: Path) -> Any:

@@ -43,6 +43,8 @@ def sentence(name: str, what: str, error: Exception) -> str:
         return f"the model {name!r} runs its own code; allow that with --trust-remote-code if you trust it"
     if what == "tokenizer" and any("sentencepiece" in str(c) or "tiktoken" in str(c) for c in causes):
         return f"the tokenizer of {name!r} cannot be read; it may need: pip install sentencepiece protobuf"
+    if Path(name).is_file():
+        return f"cannot load the {what} of {name!r}: {first_line(error)}"
     if Path(name).is_dir():
         missing = what == "config" and not (Path(name) / "config.json").is_file()
         reason = "there is no config.json" if missing else first_line(error)
