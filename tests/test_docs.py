@@ -25,10 +25,14 @@ import pytest
 import torch
 import typer
 from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
     BertTokenizerFast,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
     ViTConfig,
     ViTForImageClassification,
     ViTImageProcessorPil,
@@ -181,6 +185,35 @@ def loop() -> dict[str, object]:
 
 
 GIVEN: dict[str, Callable[[], dict[str, object]]] = {"index": loop}
+
+
+def language_model(place: Path) -> None:
+    """Documents, a part of WikiText and a decoder of bytes."""
+    texts = [f"Document {number}: the cat sat on {number} mats." for number in range(60)]
+    (place / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (place / "wiki.test.raw").write_text(" = Cats = \n The cat sat on the mat . \n" * 5)
+    signs = sorted(pre_tokenizers.ByteLevel.alphabet())
+    bytes_only = Tokenizer(models.BPE(vocab={sign: number for number, sign in enumerate(signs)}, merges=[]))
+    bytes_only.pre_tokenizer, bytes_only.decoder = pre_tokenizers.ByteLevel(False), decoders.ByteLevel()
+    config = LlamaConfig(
+        vocab_size=257,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        bos_token_id=None,
+        eos_token_id=256,
+    )
+    torch.manual_seed(0)
+    end = "<|endoftext|>"
+    PreTrainedTokenizerFast(tokenizer_object=bytes_only, eos_token=end, pad_token=end).save_pretrained(
+        place / "my-model"
+    )
+    LlamaForCausalLM(config).save_pretrained(place / "my-model")
+
+
 IN_PLACE: dict[str, Callable[[Path], None]] = {
     "index": start,
     "small-and-fast": lambda place: None,
@@ -191,6 +224,7 @@ IN_PLACE: dict[str, Callable[[Path], None]] = {
     "prune-in-lightning": lambda place: None,
     "distil": own_trainer,
     "embeddings": own_encoder,
+    "language-models": language_model,
     "architectures": own_trainer,
     "add-a-method": lambda place: None,
     "add-a-task": lambda place: None,
@@ -315,6 +349,7 @@ def options() -> set[str]:
 def test_named_options_exist(page: Path) -> None:
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9_-]*", page.read_text(encoding="utf-8")))
     launchers = {"--nproc-per-node", "--multi_gpu", "--num_processes"}  # torchrun's and accelerate's
+    launchers |= {"--model_args", "--tasks", "--device"}  # lm-evaluation-harness's
     assert named <= options() | {"--help"} | launchers
 
 

@@ -73,6 +73,16 @@ def test_own_csv(tiny_bert: Path, reviews: Path, tmp_path: Path, monkeypatch: py
     assert 0 <= found["accuracy"] <= 1
 
 
+def test_decoder(tiny_llama: Path, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(f'{{"text": "the cat sat on {number} mats and slept"}}\n' for number in range(40)))
+    words = [str(tiny_llama), str(texts), str(tmp_path / "runs"), "--steps", "6", "--max-length", "32"]
+    found = example("decoder").main(words)
+    assert set(found) == {"dense", "wanda", "platon"}
+    assert found["platon"] < found["wanda"]
+    assert example("decoder").main(words) == found  # finished runs are read
+
+
 def test_embeddings(tiny_bert: Path, tmp_path: Path) -> None:
     main = example("embeddings").main
     (tmp_path / "texts.txt").write_text("\n".join(f"the cat sat on {number} mats" for number in range(40)))
