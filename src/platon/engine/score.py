@@ -141,6 +141,7 @@ class Score(ABC):
 
     @property
     def has_factors(self) -> bool:
+        """Whether the method has `factors`."""
         return type(self).factors is not Score.factors
 
     def phase(self, step: int) -> int:
