@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from platon.lab import sweep
+from platon.lab.record import read_record
 from platon.report.reader import Runs, read_runs
 from platon.report.report import make_report
 from platon.report.result_table import Options
@@ -45,3 +46,25 @@ def test_the_readme_shows_the_table_of_the_report() -> None:
     first = next(number for number, line in enumerate(lines) if line.startswith("|"))
     beyond = next(number for number in range(first, len(lines)) if not lines[number].startswith("|"))
     assert "\n".join(lines[first:beyond]) in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_table_of_the_language_model_is_made_of_its_records() -> None:
+    study = ROOT / "studies" / "decoder"
+    order = (
+        "at-once/magnitude",
+        "at-once/wanda",
+        "at-once/wanda",
+        "trained/magnitude",
+        "trained/platon",
+        "trained/platon",
+    )
+    ends = ("", "", "-pattern", "", "", "-teacher")
+    lines = (study / "README.md").read_text(encoding="utf-8").splitlines()
+    rows = [line.replace("*", "").strip("| ").split(" | ") for line in lines if line.startswith(("| 50 %", "| 30 %"))]
+    assert rows
+    for share, *shown in rows:
+        for name, end, figure in zip(order, ends, shown, strict=True):
+            folder = study / "records" / f"{name}-{share.removesuffix(' %')}{end}"
+            assert folder.is_dir() == (figure != "–")
+            if figure != "–":
+                assert f"{read_record(folder)['results']['test']['perplexity']:,.2f}" == figure
