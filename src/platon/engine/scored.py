@@ -198,11 +198,12 @@ def _gathered(tensors: Sequence[Tensor], index: Sequence[Tensor], width: int = 1
     `index` counts rows of `width` numbers.
     """
     home = index[0].device
+    shape = (-1,) if width == 1 else (-1, width)  # torch selects from rows of one number several times more slowly
     found = [
-        tensor.view(-1, width).index_select(0, places) if tensor.dim() else tensor.expand(places.shape[0], width)
+        tensor.view(shape).index_select(0, places) if tensor.dim() else tensor.expand(width * places.shape[0])
         for tensor, places in zip(tensors, index, strict=True)
     ]
-    return torch.cat([part.to(home) for part in found]).view(-1)
+    return torch.cat([part.view(-1).to(home) for part in found])
 
 
 def values_at(matrices: Sequence[ScoredWeights], index: Sequence[Tensor], width: int = 1) -> Tensor:
