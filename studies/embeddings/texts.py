@@ -1,6 +1,6 @@
 """Write the texts of the embedding runs: sentences of GLUE's training splits, each once, in a fixed random order.
 
-    python studies/glue/texts.py data/glue texts.txt
+    python studies/embeddings/texts.py data/glue texts.txt
 
 SST-2 is left out, because most of its training rows are phrases. No text of STS-B's validation split, on which the
 embeddings are measured, is among them.
