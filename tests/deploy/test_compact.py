@@ -359,3 +359,27 @@ def test_others_are_refused_by_name() -> None:
 def test_what_is_no_model() -> None:
     with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got str"):
         platon.compact("runs/sst2")
+
+
+def test_a_state_of_fixed_width_is_not_broken() -> None:
+    """RWKV makes its state by the configuration, as wide as before; without a state the compact model would run."""
+    config = hf.RwkvConfig(hidden_size=16, num_hidden_layers=2, vocab_size=30, intermediate_size=24, context_length=16)
+    model = hf.RwkvForCausalLM(config).eval()
+    with torch.no_grad():
+        for block in model.rwkv.blocks:
+            block.attention.output.weight[:, :5] = 0.0
+            block.attention.value.weight[:5] = 0.0
+    with pytest.raises(ValueError, match="cutting RwkvForCausalLM would break"):
+        platon.compact(model)
+
+
+def test_a_model_with_random_outputs_is_named() -> None:
+    model = hf.ViTMAEModel(
+        hf.ViTMAEConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, image_size=32)
+    ).eval()
+    with torch.no_grad():
+        for group in neurons(model):
+            for part in group.slices:
+                part.parameter.mul_(part.expand((torch.arange(group.count) > 4).float()))
+    with pytest.raises(ValueError, match="gives other outputs when it is run again"):
+        platon.compact(model)

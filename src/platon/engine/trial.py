@@ -58,6 +58,8 @@ class Trial:
         tries = [(first, self.arguments), *((gone, self.arguments[:2]) for gone in others)]
         for gone, inputs in tries:
             self._check_contribution(pattern, gone, inputs)
+        mirror = self._mirrored()
+        mirror._check_contribution(pattern, first, mirror.arguments)
         zeroed = [self._zeroed(pattern, gone, inputs) for gone, inputs in tries]
         said = ""
         for candidate in self._candidates(pattern):
@@ -71,6 +73,16 @@ class Trial:
         raise UnfitError(
             f"cut out, the {pattern.kind} that {pattern.reader.path!r} reads leave another result ({said})"
         )
+
+    def _mirrored(self) -> Trial:
+        """The first call of a copy whose biases have the other sign: a branch on a mean may follow from them alone."""
+        copied = shared_copy(self.block)
+        for path, parameter in self.block.named_parameters():
+            if parameter.ndim == 1 and path.endswith("bias"):
+                _replace(copied, path, -parameter)
+        found = Trial(copied, ())
+        found.arguments, found.passed = self.arguments[:1], self.passed
+        return found
 
     def _check_uses(self, pattern: Pattern) -> None:
         """Refuse a matrix that reads two different activations."""
