@@ -33,7 +33,12 @@ STEPS, LONG = 6, 20
 SAVED = 3  # the step after which a run of two ranks is saved
 #: the methods, all of them unless the command line names some
 NAMES = sys.argv[2:] or [name for name, method in METHODS.items() if method.score is not None]
-UNITS = ("weights", "heads+neurons")
+
+
+def units_of(method: str) -> tuple[str, ...]:
+    """What a method can prune: one that reads the inputs of weights ranks no groups."""
+    score = METHODS[method].score
+    return ("weights",) if score is not None and score().reads == "inputs" else ("weights", "heads+neurons")
 
 
 class Block(nn.Module):
@@ -234,11 +239,12 @@ def cases(ways: tuple[str, ...]) -> Iterator[tuple[str, str, str, str]]:
     """Model, way, method and units of every run with the same batches."""
     for way in ways:
         for method in NAMES:
-            for units in UNITS:
+            for units in units_of(method):
                 yield "bert", way, method, units
             yield "narrow", way, method, "weights"
         yield "wide bert", way, NAMES[0], "weights"
-        yield "packed", way, NAMES[0], "heads+neurons"
+        if "heads+neurons" in units_of(NAMES[0]):
+            yield "packed", way, NAMES[0], "heads+neurons"
 
 
 def work(folder: Path, world: int, rank: int) -> None:
@@ -251,7 +257,7 @@ def work(folder: Path, world: int, rank: int) -> None:
     for case in cases(ways):
         found["same"][", ".join(case)] = same_batches(*case)
     for method in NAMES:
-        for units in UNITS:
+        for units in units_of(method):
             for way in ways if world in (0, 2) else ():
                 found["split"][f"{way}, {method}, {units}"] = split_batches(way, method, units)
             if world == 2:
@@ -260,7 +266,7 @@ def work(folder: Path, world: int, rank: int) -> None:
         dist.barrier()
     else:
         for method in NAMES:
-            for units in UNITS:
+            for units in units_of(method):
                 found["resumed"][f"{method}, {units}"] = resume(folder, ways[-1], method, units)
     name = "alone.json" if alone else f"{world}-{rank}.json"
     (folder / name).write_text(json.dumps(found))

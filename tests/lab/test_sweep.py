@@ -22,7 +22,7 @@ from platon.lab.record import read_record
 from platon.lab.run import prune
 from platon.lab.sweep import workers as sweep_workers
 from platon.lab.sweep.display import Display
-from platon.lab.sweep.run import claimed
+from platon.lab.sweep.run import _expected, claimed
 from platon.lab.sweep.run import run as run_sweep
 from platon.lab.sweep.workers import Event
 
@@ -360,3 +360,14 @@ def test_a_finished_sweep_says_what_comes_next(
     found = capsys.readouterr()
     assert ("platon report " in found.out) is (not failed)
     assert ("Run them again with: platon sweep mine.toml" in " ".join(found.err.split())) is bool(failed)
+
+
+def test_runs_of_no_steps_are_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platon.lab.timing.measure_step", lambda resolved: pytest.fail("a training was started"))
+    text = TINY.replace("steps = 8", "steps = 0") + '[[product]]\nmethod = "magnitude"\nkeep = [0.2, 0.1]\n'
+    trials = sweep.read(write(tmp_path, text), tmp_path / "runs")
+    said = io.StringIO()
+    prune(trials[0].resolved, trials[0].folder)
+    found = _expected(trials, trials[1:], 1, Console(file=said))
+    assert list(found.values()) == [0.0]
+    assert "1 runs × 0 steps" in said.getvalue()

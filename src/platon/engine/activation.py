@@ -58,12 +58,13 @@ class InputNorms:
         return count
 
     def take(self, matrix: Matrix) -> Tensor | None:
-        """The norms since the last call, in float32, over all processes; `None` if nothing was multiplied."""
+        """The norms since the last call, in float32, a mean over processes; `None` if nothing was multiplied."""
         square = self._squares.pop(matrix.name, None)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             # On every process, whether or not it has seen inputs of this matrix: all of them must take part.
             square = torch.zeros(matrix.inputs, dtype=torch.float64, device=matrix.device) if square is None else square
             torch.distributed.all_reduce(square)
+            square /= torch.distributed.get_world_size()  # with the same batch everywhere, the square of one process
         return None if square is None or not bool(square.any()) else square.sqrt().float()
 
     @contextmanager

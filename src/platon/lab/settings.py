@@ -105,7 +105,7 @@ class Settings:
     )
     exponent: Number = setting(1.0, "Pruning", "platon: the power of uncertainty in the score")
     scope: Annotated[Text, AfterValidator(checked_scope)] | None = setting(
-        None, "Pruning", "rank weights globally, in each matrix or row, or keep 2:4 in a row; default: the method's own"
+        None, "Pruning", "what is ranked together: global, matrix, row or a pattern (2:4); default: the method's own"
     )
     score_learning_rate: Number | None = setting(
         None, "Pruning", "learned scores: peak learning rate; default: the method's own"

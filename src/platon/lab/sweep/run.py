@@ -69,12 +69,13 @@ def _expected(trials: Sequence[Trial], todo: Sequence[Trial], workers: int, cons
         if trial.is_finished:
             record = read_record(trial.folder)
             total = record["plan"]["total"]
-            known[_kind(trial)] = (total, record["seconds"] / total)
+            known[_kind(trial)] = (total, record["seconds"] / max(total, 1))
     found: dict[Trial, float] = {}
     for trial in todo:
         kind = _kind(trial)
         if kind not in known:
-            known[kind] = measure_step(trial.resolved)
+            at_once = trial.resolved.settings.steps == 0
+            known[kind] = (0, 0.0) if at_once else measure_step(trial.resolved)
         steps, step = known[kind]
         found[trial] = steps * step
     kinds = {_kind(trial): [other for other in todo if _kind(other) == _kind(trial)] for trial in todo}
