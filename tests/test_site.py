@@ -63,6 +63,7 @@ def test_what_is_not_described_is_named(hooks: ModuleType, tmp_path: Path) -> No
         ("docs/examples.md", "../examples/trainer.py", "examples/trainer.md"),
         ("studies/minilm/README.md", "report/tables.md", "minilm/report/tables.md"),
         ("studies/minilm/README.md", "../../docs/log.md", "../log.md"),
+        ("studies/minilm/README.md", "sweep.toml", "minilm/sweep.md"),
         ("CONTRIBUTING.md", "docs/log.md", "log.md"),
     ],
 )

@@ -26,6 +26,8 @@ from command_line import commands  # mkdocs loads this file by its path, not as 
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "platon"
+#: files that are shown as code
+LANGUAGES = {".py": "python", ".toml": "toml"}
 #: files whose `__all__` users import from
 DOORS = ("__init__.py", "lightning.py")
 
@@ -37,8 +39,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made from files outside docs/."""
     for place in _outside():
         text = (ROOT / place).read_text(encoding="utf-8")
-        if place.endswith(".py"):
-            text = f"# {Path(place).name}\n\n```python\n{text}```\n"
+        if (language := LANGUAGES.get(Path(place).suffix)) is not None:
+            text = f"# {Path(place).name}\n\n```{language}\n{text}```\n"
         files.append(File.generated(config, _page_of(place), content=text))
     return files
 
@@ -77,7 +79,8 @@ def on_env(env: Any, config: MkDocsConfig, files: Files) -> None:
 
 def _outside() -> list[str]:
     """The files outside docs/ that the site shows, as paths in the repository."""
-    patterns = ("examples/*.py", "studies/*/README.md", "studies/*/report/tables.md", "CHANGELOG.md", "CONTRIBUTING.md")
+    studies = ("studies/*/README.md", "studies/*/*.py", "studies/*/*.toml", "studies/*/report/tables.md")
+    patterns = ("examples/*.py", *studies, "CHANGELOG.md", "CONTRIBUTING.md")
     return sorted(file.relative_to(ROOT).as_posix() for pattern in patterns for file in ROOT.glob(pattern))
 
 
@@ -87,8 +90,7 @@ def _page_of(place: str) -> str:
         return place.removeprefix("docs/")
     if place == "README.md":
         return "index.md"
-    stem = place.removesuffix("/README.md").removesuffix(".md").removesuffix(".py").lower()
-    return f"{stem}.md"
+    return f"{place.removesuffix('/README.md').partition('.')[0].lower()}.md"
 
 
 def _moved(origin: str, link: str) -> str:
