@@ -363,6 +363,8 @@ def test_methods_and_shares_that_do_not_go_together(texts: Path, tiny_llama: Pat
         prune(resolved(texts, tiny_llama, steps=0, method="platon"), tmp_path / "run")
     with pytest.raises(UserError, match=r"scope 2:4 keeps 0.5 of the weights, but keep is 0.1; write keep 0.5"):
         prune(resolved(texts, tiny_llama, method="magnitude", scope="2:4", keep=0.1), tmp_path / "run")
+    with pytest.raises(UserError, match=r"Wanda with scope 'row' ranks single weights; prune weights, not groups"):
+        prune(resolved(texts, tiny_llama, method="wanda", units="neurons"), tmp_path / "run")
     with pytest.raises(UserError, match=r"scope must be 'global', 'matrix', 'row', or a pattern such as '2:4'"):
         resolved(texts, tiny_llama, scope="rows")
     assert not (tmp_path / "run").exists()

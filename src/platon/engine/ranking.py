@@ -83,10 +83,8 @@ class Ranking:
         norms: InputNorms | None = None,
     ) -> None:
         self.score, self.matrices, self.ranks, self.norms = score, matrices, ranks, norms
-        if groups and (norms is not None or score.scope not in ("global", "matrix")):
-            raise ValueError(
-                f"{type(score).__name__} with scope {score.scope!r} ranks single weights; prune weights, not groups"
-            )
+        if groups:
+            score.check_groups()
         self.backend: Backend = (
             SliceBackend(score, matrices, groups, ranks) if groups else WeightBackend(score, matrices, ranks)
         )

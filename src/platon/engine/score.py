@@ -162,6 +162,13 @@ class Score(ABC):
         """Which units stay after this step; `None`: the mask does not change."""
         return None if info.keep is None else TopK(info.keep, self.scope)
 
+    def check_groups(self) -> None:
+        """Raise an error if units of many weights cannot be ranked: they have no row and no input of their own."""
+        if self.reads == "inputs" or self.scope not in ("global", "matrix"):
+            raise ValueError(
+                f"{type(self).__name__} with scope {self.scope!r} ranks single weights; prune weights, not groups"
+            )
+
     @property
     def meets_share(self) -> bool:
         """Whether exactly the schedule's share is kept in the end; otherwise the share is a result."""

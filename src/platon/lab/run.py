@@ -90,7 +90,9 @@ def _all(*attachers: Attach | None) -> Attach:
 def _check_method(settings: Settings) -> None:
     if settings.method not in METHODS:
         raise UserError(f"no method is called {settings.method!r}{nearest(settings.method, METHODS)}")
-    checked(METHODS[settings.method].build, asdict(settings))
+    score = checked(METHODS[settings.method].build, asdict(settings))
+    if score is not None and settings.units != "weights":
+        checked(score.check_groups)
     checked(check_share, settings.scope or "global", settings.keep)
     check_untrained(settings)
 
