@@ -328,19 +328,26 @@ def test_neurons_that_are_not_separate_are_refused(name: str) -> None:
     model = build(feed_forward=HOSTILE_NEURONS[name])
     with pytest.raises(ValueError, match="Model are not known: no neurons could be proved"):
         neurons(model)
-    assert {"blocks.0.feed_forward.up.weight", "blocks.1.feed_forward.down.weight"} <= refusals(model).keys()
+    # Neighbours that depend on each other may be proved as one larger unit; compaction then has to be exact.
+    larger = {f"{group.block}.{side.path}" for group in proved_groups(model) for side in group.pattern.matrices}
+    judged = refusals(model).keys() | larger
+    assert {"blocks.0.feed_forward.up.weight", "blocks.1.feed_forward.down.weight"} <= judged
     if name != "random":
         check_compaction(model)
 
 
 def test_a_forward_of_the_instance_is_tried() -> None:
-    """A block whose forward pass was replaced after it was built is judged by the new one."""
+    """A block whose forward pass was replaced after it was built is judged by the new one.
+
+    This one calls a method of the block that it was taken from, which a copy for a trial cannot follow.
+    """
     model = build()
     for block in model.blocks:
         attention = block.attention
         plain = attention.forward
         attention.forward = lambda x, plain=plain: plain(x) / 2 + x.mean()  # type: ignore[method-assign]
-    assert check_compaction(model) >= 0
+    with pytest.raises(ValueError, match="no heads or neurons could be proved"):
+        platon.compact(model)
 
 
 class Nosy(Model):

@@ -218,7 +218,7 @@ _ORIGINS = {"_is_hf_initialized", "model_type", "transformers_version"}
 
 
 def signature(block: nn.Module) -> str:
-    """What tells two blocks apart whose units may lie differently: classes, shapes, numbers and switches."""
+    """What tells two blocks apart whose units may lie differently: classes, shapes, numbers, switches and functions."""
     parts: list[str] = []
     configurations: dict[int, str] = {}
     for name, module in block.named_modules():
@@ -252,4 +252,5 @@ def _mark(key: str, value: Any) -> str | None:
         return None
     if isinstance(value, bool | int | float | str | tuple | list):
         return str(value)
-    return None
+    code = getattr(value, "__code__", None)
+    return None if code is None else f"{value.__qualname__}:{hash(code)}"
