@@ -14,7 +14,7 @@ from platon.report.writer import write_report
 ROOT = Path(__file__).parents[2]
 
 
-SWEEPS = {"minilm": "sweep.toml", "minilm-sst2": "sweep.toml", "glue": "tasks.toml"}
+SWEEPS = {"minilm": "sweep.toml", "minilm-sst2": "sweep.toml", "glue": "tasks.toml", "embeddings": "sweep.toml"}
 
 
 @pytest.fixture(scope="module", params=SWEEPS)
