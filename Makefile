@@ -17,10 +17,10 @@ export TOKENIZERS_PARALLELISM = false
 .PHONY: test lint types docs check release demo clean
 
 # Two workers with a thread each: threads that wait for each other on shared cores are several times slower. A file is
-# tested by one worker, because its tests share trained runs.
+# tested by one worker, because its tests share trained runs; tests/conftest.py says which files come first.
 test: export OMP_NUM_THREADS = 1
 test: lint types
-	$(BIN)/pytest -n 2 --dist loadfile -m "not slow"
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 lint: $(READY)
 	$(BIN)/ruff check .

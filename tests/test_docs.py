@@ -42,6 +42,7 @@ from transformers.utils import logging
 import platon
 from platon import cli
 from platon.deploy import memory
+from platon.engine.methods import METHODS
 from platon.lab import tasks
 
 ROOT = Path(__file__).parents[1]
@@ -279,6 +280,16 @@ def run(command: str, place: Path) -> None:
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
 
+@pytest.fixture
+def own_methods() -> Iterator[None]:
+    """Methods that a page registers are gone after it."""
+    before = dict(METHODS)
+    yield
+    METHODS.clear()
+    METHODS.update(before)
+
+
+@pytest.mark.usefixtures("own_methods")
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument")  # Trainer's default, where there is no GPU
 @pytest.mark.filterwarnings("ignore:no compiled sparse kernel")  # where there is no compiler
 @pytest.mark.filterwarnings("ignore:::lightning.*")  # advice about workers and loggers

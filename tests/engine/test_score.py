@@ -210,7 +210,7 @@ def test_state_is_no_larger_than_needed() -> None:
         ({"window": 0}, "window must be a whole number of at least 1, got 0"),
         ({"window": 2.0}, "window must be a whole number of at least 1, got 2.0"),
         ({"timing": "during"}, "timing must be one of 'after', 'before', got 'during'"),
-        ({"scope": "layer"}, "scope must be one of 'global', 'matrix', got 'layer'"),
+        ({"scope": "layer"}, "scope must be 'global', 'matrix', 'row', or a pattern such as '2:4'"),
     ],
 )
 def test_bad_settings(settings: dict, sentence: str) -> None:

@@ -58,6 +58,7 @@ def test_a_record_without_decided_by(
         ({"seconds": "long"}, "'seconds'"),
         ({"title": 5}, "'title'"),
         ({"settings": {"seed": {"value": 0}}}, "'keep'"),
+        ({"settings": {"seed": {"value": 0, "source": 7}}}, "'settings'"),
     ],
     ids=str,
 )

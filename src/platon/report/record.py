@@ -57,7 +57,7 @@ def _wrong_entry(record: dict[str, Any]) -> str | None:
         if not isinstance(record.get(name), kind):
             return repr(name)
     settings = record.get("settings")
-    if not isinstance(settings, dict) or not all(isinstance(s, dict) and "value" in s for s in settings.values()):
+    if not isinstance(settings, dict) or not all(map(_is_setting, settings.values())):
         return "'settings'"
     if not isinstance(settings.get("seed", {}).get("value"), int):
         return "the setting 'seed'"
@@ -83,6 +83,10 @@ def _wrong_result(record: dict[str, Any]) -> str | None:
     if not isinstance(parameters, dict) or not isinstance(parameters.get("prunable"), int):
         return "'parameters'"
     return None
+
+
+def _is_setting(value: Any) -> bool:
+    return isinstance(value, dict) and "value" in value and isinstance(value.get("source", ""), str)
 
 
 def _is_number(value: Any) -> bool:
