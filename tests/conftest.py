@@ -27,7 +27,15 @@ torch.set_num_threads(1)
 Batch = dict[str, Tensor]
 
 #: files that take a minute: a worker that began one of them last would leave the other without work
-LONG = ("test_docs.py", "test_faults.py", "test_masks.py", "test_job.py", "test_methods.py", "test_cli.py", "test_sweep.py")
+LONG = (
+    "test_docs.py",
+    "test_faults.py",
+    "test_masks.py",
+    "test_job.py",
+    "test_methods.py",
+    "test_cli.py",
+    "test_sweep.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
