@@ -46,6 +46,12 @@ class Pool:
         """Units of many weights each, which every rank knows; nothing is pruned yet."""
         return cls(name, count, count, weights, start, score.init(count, device), packed.full(count, device))
 
+    def update(self, score: Score, signal: Tensor | None, phase: int) -> None:
+        """Take the signal of this step into the state."""
+        state = self.state | score.factors(self.state)
+        for name, tensor in score.update(state, signal, phase).items():
+            state[name].copy_(tensor)
+
     def kept(self) -> Tensor:
         """The last selection, a bool a unit."""
         return packed.unpack(self.bits, self.count)

@@ -49,9 +49,7 @@ class SliceBackend:
         ):
             signal = None if total is None else (total / sizes if self.score.averages_signal else total).float()
             gate = self.score.gate(pool.state, settled=False)  # the gate that the gradient came through
-            state = pool.state | self.score.factors(pool.state)
-            for name, tensor in self.score.update(state, signal, phase).items():
-                state[name].copy_(tensor)
+            pool.update(self.score, signal, phase)
             if gate is not None:
                 for name, own in group.expand(gate).items():
                     gradient = self._view(name, "gradient")

@@ -81,10 +81,7 @@ class WeightBackend:
     def read_inputs(self, norms: InputNorms, phase: int) -> None:
         for pool in self.pools:
             norm = norms.take(_matrix(pool))
-            signal = None if norm is None else _matrix(pool).by_input(norm)
-            state = pool.state | self.score.factors(pool.state)
-            for name, tensor in self.score.update(state, signal, phase).items():
-                state[name].copy_(tensor)
+            pool.update(self.score, None if norm is None else _matrix(pool).by_input(norm), phase)
 
     def keep_above(self, choice: Above) -> tuple[int, float | None]:
         """Of each matrix the weights above a value and at least a share; also the share above the watched value."""
