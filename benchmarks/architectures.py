@@ -37,8 +37,8 @@ from torch import Tensor, nn
 
 import platon
 from platon.deploy import onnx
-from platon.engine.call import tensors_in
-from platon.engine.discovery import heads, neurons, refusals
+from platon.engine.proof.call import tensors_in
+from platon.engine.proof.discovery import heads, neurons, refusals
 from tiny_model import TYPES, build, outputs
 
 SECONDS, GIGABYTES = 40, 6  # of processor time and memory, for one type

@@ -22,7 +22,7 @@ from transformers import BertConfig, BertForSequenceClassification
 import platon
 from platon.deploy.shrink import largest_difference
 from platon.deploy.speed import ENGINES, Setting, measure
-from platon.engine.discovery import heads, neurons
+from platon.engine.proof.discovery import heads, neurons
 
 SHARES = (0.5, 0.8)
 BARS = {0.5: 1.8, 0.8: 3.5}  # times as fast as dense, in eager PyTorch on two cores

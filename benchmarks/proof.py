@@ -18,7 +18,7 @@ import torch
 import transformers as hf
 
 import platon
-from platon.engine.discovery import heads, neurons
+from platon.engine.proof.discovery import heads, neurons
 
 BAR = 30.0
 MODELS: dict[str, Callable[[], Any]] = {

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
-from platon.engine.call import mapped, tensors_in
-from platon.engine.sample import Case, attempts
+from platon.engine.proof.call import mapped, tensors_in
+from platon.engine.proof.sample import Case, attempts
 
 _SIZES = {
     32: """hidden_size d_model n_embd dim embed_dim encoder_embed_dim decoder_embed_dim emb_dim model_dim

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from platon.deploy.sparse import sparsify
     from platon.deploy.storage import save
     from platon.deployment import export, measure
-    from platon.engine.distillation import Distillation
+    from platon.engine.distillation.distillation import Distillation
     from platon.engine.hold import Hold, hold
     from platon.engine.learned import Gated, HardConcrete, Learned, Movement, SoftMovement
     from platon.engine.one_shot import prune_once
@@ -32,7 +32,7 @@ _HOMES = {
     "platon.deploy.sparse": ("sparsify",),
     "platon.deploy.storage": ("save",),
     "platon.deployment": ("export", "measure"),
-    "platon.engine.distillation": ("Distillation",),
+    "platon.engine.distillation.distillation": ("Distillation",),
     "platon.engine.hold": ("Hold", "hold"),
     "platon.engine.learned": ("Gated", "HardConcrete", "Learned", "Movement", "SoftMovement"),
     "platon.engine.one_shot": ("prune_once",),

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel
 
 import platon
-from platon.engine import compiling
+from platon.engine.ranking import compiling
 
 METHODS: dict[str, platon.Score] = {
     "platon": platon.Platon(window=1),

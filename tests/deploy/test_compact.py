@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import platon
 from platon.deploy.surgery import Gathered
-from platon.engine.discovery import heads, neurons
+from platon.engine.proof.discovery import heads, neurons
 from platon.engine.slices import Group, Slice
 
 LIMIT = 1e-5

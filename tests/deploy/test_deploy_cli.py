@@ -20,7 +20,7 @@ from platon.cli.model import ENGINES, Format
 from platon.deploy import memory, onnx, speed
 from platon.deploy.engine import Engine, eager
 from platon.deploy.shrink import shrink
-from platon.engine.discovery import heads, neurons
+from platon.engine.proof.discovery import heads, neurons
 from platon.lab.errors import UserError
 from platon.lab.finished import evaluate_run, reopen
 from platon.lab.record import read_record

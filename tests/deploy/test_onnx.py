@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import platon
 from platon.deploy import onnx
-from platon.engine.discovery import heads, neurons, proved_groups
+from platon.engine.proof.discovery import heads, neurons, proved_groups
 
 BERT: dict[str, Any] = {
     "vocab_size": 99,

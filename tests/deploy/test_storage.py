@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import platon
 from platon.deploy import bitmask
 from platon.deploy.storage import MANIFEST, SPARSE, WEIGHTS, size_on_disk
-from platon.engine.discovery import heads, neurons
+from platon.engine.proof.discovery import heads, neurons
 
 SMALL: dict[str, Any] = {
     "vocab_size": 99,

@@ -16,8 +16,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import platon
-from platon.engine.bits import pack
-from platon.engine.noise import digest
+from platon.engine.ranking.bits import pack
+from platon.engine.ranking.noise import digest
 from platon.engine.state import local_tensors
 
 Make = Callable[[], nn.Module]

@@ -11,7 +11,7 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
-from platon.engine.discovery import heads, neurons, refusals
+from platon.engine.proof.discovery import heads, neurons, refusals
 from platon.engine.slices import Group, Slice
 from platon.engine.topology import matrices
 

@@ -14,7 +14,7 @@ import transformers as hf
 from torch import Tensor, nn
 
 import platon
-from platon.engine.hidden import PROJECTION, paired
+from platon.engine.distillation.hidden import PROJECTION, paired
 
 
 def _load(name: str) -> ModuleType:
@@ -334,7 +334,7 @@ def test_states_of_other_trainings_are_refused() -> None:
 
 
 def test_projection_without_an_optimizer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platon.engine.distillation._PATIENCE", 3)
+    monkeypatch.setattr("platon.engine.distillation.distillation._PATIENCE", 3)
     model = made("classes")
     optimizer = torch.optim.AdamW(model.parameters())
     platon.Distillation(model, wider_teacher(), hidden_weight=1)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import platon
-from platon.engine import divergence
+from platon.engine.distillation import divergence
 
 
 def _load(name: str) -> ModuleType:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import platon
-from platon.engine.discovery import heads, neurons, proved_groups, refusals
+from platon.engine.proof.discovery import heads, neurons, proved_groups, refusals
 
 WIDTH, HEADS, HIDDEN = 24, 4, 40
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import platon
-from platon.engine.discovery import heads, proved_groups
+from platon.engine.proof.discovery import heads, proved_groups
 
 from .test_hostile import HEADS, HIDDEN, WIDTH, FeedForward, build, check_compaction
 

@@ -20,8 +20,8 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 import platon
-from platon.engine import noise as noises
 from platon.engine.learned import Learned
+from platon.engine.ranking import noise as noises
 
 BATCHES = 40
 SIZES = ((6, 10), (10, 6))  # in a tanh network: two matrices of unlike shape

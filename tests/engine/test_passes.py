@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import platon
-from platon.engine import compiling, scored
-from platon.engine.bits import PIECE, pack, unpack, zero_pruned
-from platon.engine.compiling import worth_compiling
-from platon.engine.passes import BLOCK
-from platon.engine.scored import ScoredWeights, block_values, names_read, preview, values_at
-from platon.engine.select import find_cut
+from platon.engine.ranking import compiling, scored
+from platon.engine.ranking.bits import PIECE, pack, unpack, zero_pruned
+from platon.engine.ranking.compiling import worth_compiling
+from platon.engine.ranking.passes import BLOCK
+from platon.engine.ranking.scored import ScoredWeights, block_values, names_read, preview, values_at
+from platon.engine.ranking.select import find_cut
 
 CPU = torch.device("cpu")
 SIZES = [1000, 2 * BLOCK, 2 * BLOCK + 1, 4096, 2 * PIECE + 77]  # blocks, bytes and pieces, met and missed

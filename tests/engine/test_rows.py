@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import platon
-from platon.engine.row import best
+from platon.engine.ranking.row import best
 
 KEEP = 0.4
 

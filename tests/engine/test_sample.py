@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from platon.engine.discovery import heads
-from platon.engine.sample import Case, attempts
+from platon.engine.proof.discovery import heads
+from platon.engine.proof.sample import Case, attempts
 
 
 class Nameless(nn.Module):

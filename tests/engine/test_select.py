@@ -22,11 +22,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import platon
-from platon.engine.bits import unpack
-from platon.engine.pivots import pick_pivots, sample_index
+from platon.engine.ranking.bits import unpack
+from platon.engine.ranking.pivots import pick_pivots, sample_index
+from platon.engine.ranking.scored import ScoredWeights
+from platon.engine.ranking.select import Cut, Ranks, find_cut
 from platon.engine.score import Score
-from platon.engine.scored import ScoredWeights
-from platon.engine.select import Cut, Ranks, find_cut
 
 LEAST = float(np.float32(1e-45))  # the smallest denormal float32
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from platon.engine.discovery import heads, neurons
+from platon.engine.proof.discovery import heads, neurons
 
 from .test_hostile import HEADS, HIDDEN, WIDTH, Block, FeedForward, Model, build, check_compaction
 

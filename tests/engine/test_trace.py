@@ -5,10 +5,10 @@ import torch
 import transformers as hf
 from torch import nn
 
-from platon.engine.call import record_blocks, tensors_in
-from platon.engine.sample import Case
+from platon.engine.proof.call import record_blocks, tensors_in
+from platon.engine.proof.sample import Case
+from platon.engine.proof.trace import Sketch, Watch, steady
 from platon.engine.topology import blocks, weights_of
-from platon.engine.trace import Sketch, Watch, steady
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 30}
 MODELS = {

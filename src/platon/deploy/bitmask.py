@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from platon.engine.bits import pack, unpack
+from platon.engine.ranking.bits import pack, unpack
 
 BITS, VALUES = "bits/", "values/"  # prefixes of the two tensors that stand for one
 

@@ -12,10 +12,10 @@ from platon.deploy import surgery
 from platon.deploy.constant import constants
 from platon.deploy.equality import check_same
 from platon.deploy.storage import save_with_manifest
-from platon.engine.cut import cut
-from platon.engine.discovery import Finding, proved, remember
-from platon.engine.pattern import Pattern
-from platon.engine.replica import duplicate, inputs_of
+from platon.engine.proof.cut import cut
+from platon.engine.proof.discovery import Finding, proved, remember
+from platon.engine.proof.pattern import Pattern
+from platon.engine.proof.replica import duplicate, inputs_of
 from platon.engine.topology import weights_of
 
 

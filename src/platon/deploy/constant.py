@@ -7,14 +7,14 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from platon.engine.attention import become_fewer
-from platon.engine.call import cloned, mapped, tensors_in
-from platon.engine.discovery import Finding
-from platon.engine.influence import matrices_of
-from platon.engine.linear import by_feature
-from platon.engine.pattern import Pattern
-from platon.engine.replica import replicate
-from platon.engine.trace import Watch, steady
+from platon.engine.proof.attention import become_fewer
+from platon.engine.proof.call import cloned, mapped, tensors_in
+from platon.engine.proof.discovery import Finding
+from platon.engine.proof.influence import matrices_of
+from platon.engine.proof.linear import by_feature
+from platon.engine.proof.pattern import Pattern
+from platon.engine.proof.replica import replicate
+from platon.engine.proof.trace import Watch, steady
 
 _NOTHING = 1e-12  # of the largest feature: rounding
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from platon.engine.call import mapped, short, tensors_in
-from platon.engine.replica import UnfitError
-from platon.engine.sample import CASES, Arguments, Case, attempts, sources
+from platon.engine.proof.call import mapped, short, tensors_in
+from platon.engine.proof.replica import UnfitError
+from platon.engine.proof.sample import CASES, Arguments, Case, attempts, sources
 
 
 def check_same(model: nn.Module, other: nn.Module) -> None:

@@ -23,7 +23,7 @@ from transformers.initialization import no_init_weights
 
 from platon.deploy import rebuild, replacement
 from platon.deploy.manifest import CONFIG, MANIFEST, Manifest, TensorType, read_json
-from platon.engine.discovery import heads
+from platon.engine.proof.discovery import heads
 
 # Keys of a configuration that count something which the model has at least one tensor, row or column of.
 _COUNTS = re.compile(r"^(num|n)_|_(layers?|heads|labels|groups|experts|blocks|depths?)$|^(depths?|layers)$")

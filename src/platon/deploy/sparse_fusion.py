@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from platon.deploy.layer import SparseLinear
 from platon.deploy.sparse_sum import SparseSum
-from platon.engine.call import run, tensors_in
-from platon.engine.sample import CASES, sources
+from platon.engine.proof.call import run, tensors_in
+from platon.engine.proof.sample import CASES, sources
 
 _SHAPE = (2, 3)  # batch and length of the tokens of a trial
 

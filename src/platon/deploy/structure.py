@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from platon.engine import topology
-from platon.engine.discovery import ProvedGroup, group_of, proved_groups, refusals
+from platon.engine.proof.discovery import ProvedGroup, group_of, proved_groups, refusals
 
 
 @dataclass(frozen=True)

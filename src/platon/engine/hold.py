@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from platon.engine import bits
 from platon.engine.hooks import StepHook, attach
+from platon.engine.ranking import bits
 from platon.engine.shard import laid_out_as, local, ranks_of
 from platon.engine.units import Units, weights
 

@@ -14,7 +14,7 @@ from platon.engine import state as states
 from platon.engine.activation import InputNorms
 from platon.engine.hooks import RelativeRate, StepHook, attach
 from platon.engine.matrix import locate
-from platon.engine.ranking import Ranking
+from platon.engine.ranking.ranking import Ranking
 from platon.engine.schedule import Ramp, Schedule, checked_keep
 from platon.engine.scope import check_share
 from platon.engine.score import Score, StepInfo, checked_choice

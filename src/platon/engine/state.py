@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from platon.engine.bits import pack, unpack
 from platon.engine.matrix import Matrix
-from platon.engine.ranking import Ranking
+from platon.engine.ranking.bits import pack, unpack
+from platon.engine.ranking.ranking import Ranking
 from platon.engine.schedule import checked_count, checked_keep
 from platon.engine.shard import laid_out_as, own_rows
 from platon.engine.steering import Steering

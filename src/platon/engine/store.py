@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from platon.engine.ranking import Ranking
+from platon.engine.ranking.ranking import Ranking
 from platon.engine.score import StepInfo
 
 

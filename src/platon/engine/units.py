@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from platon.engine import discovery
+from platon.engine.proof import discovery
 from platon.engine.schedule import checked_count
 from platon.engine.slices import Group, Index, Slice
 from platon.engine.topology import is_conv1d, matrices

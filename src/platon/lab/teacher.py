@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from platon.engine.distillation import Distillation
+from platon.engine.distillation.distillation import Distillation
 from platon.lab import tasks
 from platon.lab.attachment import Attachment
 from platon.lab.errors import UserError

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from platon.engine.distillation import Distillation
+from platon.engine.distillation.distillation import Distillation
 from platon.lab import tasks
 from platon.lab.attachment import Attachment
 from platon.lab.settings import ResolvedSettings, Settings

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from platon.engine.attention import become_fewer
-from platon.engine.call import Call, record_blocks, short, tensors_in
-from platon.engine.hypothesis import hypotheses
-from platon.engine.influence import matrices_of
-from platon.engine.pattern import Pattern
-from platon.engine.replica import Pool, UnfitError, inputs_of, refill, replicate, signature
-from platon.engine.sample import CASES, sources
+from platon.engine.proof.attention import become_fewer
+from platon.engine.proof.call import Call, record_blocks, short, tensors_in
+from platon.engine.proof.hypothesis import hypotheses
+from platon.engine.proof.influence import matrices_of
+from platon.engine.proof.pattern import Pattern
+from platon.engine.proof.replica import Pool, UnfitError, inputs_of, refill, replicate, signature
+from platon.engine.proof.sample import CASES, sources
+from platon.engine.proof.trace import Sketch, steady
+from platon.engine.proof.trial import Trial
 from platon.engine.slices import Group, Index, Slice
 from platon.engine.topology import blocks, weights_of
-from platon.engine.trace import Sketch, steady
-from platon.engine.trial import Trial
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from platon.engine.attention import shrink_attention
-from platon.engine.bias import choose
-from platon.engine.linear import keep_columns, keep_rows
-from platon.engine.pattern import Number, Pattern, Side
-from platon.engine.replica import inputs_of, width_in
+from platon.engine.proof.attention import shrink_attention
+from platon.engine.proof.bias import choose
+from platon.engine.proof.linear import keep_columns, keep_rows
+from platon.engine.proof.pattern import Number, Pattern, Side
+from platon.engine.proof.replica import inputs_of, width_in
 from platon.engine.topology import is_conv1d, weights_of
 
 

@@ -5,8 +5,8 @@ import hashlib
 import torch
 from torch import Tensor
 
-from platon.engine.bits import PIECE, unpack
-from platon.engine.compiling import compiled
+from platon.engine.ranking.bits import PIECE, unpack
+from platon.engine.ranking.compiling import compiled
 
 
 def draw(out: Tensor, seed: int, step: int, start: int = 0, fused: bool = False) -> None:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from platon.engine import bits as packed
 from platon.engine.matrix import Matrix
+from platon.engine.ranking import bits as packed
 from platon.engine.score import Score, State
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from platon.engine.pattern import Input
+from platon.engine.proof.pattern import Input
 
 CHOSEN = "bias_heads"  # buffer of such a module: the places that it takes; saved with the weights
 

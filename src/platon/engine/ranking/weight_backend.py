@@ -6,16 +6,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from platon.engine import bits, noise, row
 from platon.engine.activation import InputNorms
-from platon.engine.bracket import refuse_nan
-from platon.engine.compiling import worth_compiling
 from platon.engine.matrix import Matrix
-from platon.engine.pivots import sample_index
-from platon.engine.pool import Pool, how_many
+from platon.engine.ranking import bits, noise, row
+from platon.engine.ranking.bracket import refuse_nan
+from platon.engine.ranking.compiling import worth_compiling
+from platon.engine.ranking.pivots import sample_index
+from platon.engine.ranking.pool import Pool, how_many
+from platon.engine.ranking.scored import ScoredWeights, names_read
+from platon.engine.ranking.select import Cut, find_cut, update_and_find_cut
 from platon.engine.score import Above, Score, TopK
-from platon.engine.scored import ScoredWeights, names_read
-from platon.engine.select import Cut, find_cut, update_and_find_cut
 from platon.engine.shard import ALONE, Ranks, laid_out_as
 
 

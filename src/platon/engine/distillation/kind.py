@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from platon.engine import divergence
+from platon.engine.distillation import divergence
 from platon.engine.output import IGNORED, field, positional, predicts_next, setting
 
 Tensors = tuple[Tensor, ...]

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from platon.engine import pivots as sampling
-from platon.engine.bracket import Bracket, Part, count, for_each
-from platon.engine.pivots import Pivots, float_keys, key_floats, pick_pivots, sample_index
-from platon.engine.scored import ScoredWeights, preview, values_at
+from platon.engine.ranking import pivots as sampling
+from platon.engine.ranking.bracket import Bracket, Part, count, for_each
+from platon.engine.ranking.pivots import Pivots, float_keys, key_floats, pick_pivots, sample_index
+from platon.engine.ranking.scored import ScoredWeights, preview, values_at
 from platon.engine.shard import ALONE, Ranks
 
 _SMALL = 1 << 16  # units up to which sampling before the update does not pay off

@@ -7,7 +7,7 @@ from itertools import combinations, islice
 
 from torch import nn
 
-from platon.engine.pattern import Number, Pattern
+from platon.engine.proof.pattern import Number, Pattern
 from platon.engine.topology import weights_of
 
 _MOST_TRIES = 64

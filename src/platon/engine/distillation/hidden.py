@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from platon.engine.divergence import relative_error, widened
-from platon.engine.kind import token_mask
+from platon.engine.distillation.divergence import relative_error, widened
+from platon.engine.distillation.kind import token_mask
 from platon.engine.output import setting, unwrapped
 from platon.engine.topology import blocks, is_conv1d, weights_of
 

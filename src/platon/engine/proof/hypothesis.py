@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from platon.engine.call import short
-from platon.engine.influence import Probe, Reading, reached
-from platon.engine.pattern import Input, Pattern, Side
-from platon.engine.replica import UnfitError
-from platon.engine.sample import Arguments
+from platon.engine.proof.call import short
+from platon.engine.proof.influence import Probe, Reading, reached
+from platon.engine.proof.pattern import Input, Pattern, Side
+from platon.engine.proof.replica import UnfitError
+from platon.engine.proof.sample import Arguments
 from platon.engine.topology import weights_of
 
 _MOST_PARTS = 512  # heads; a reader with more is none of attention

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from platon.engine.replica import UnfitError
-from platon.engine.sample import Arguments, Case, attempts
+from platon.engine.proof.replica import UnfitError
+from platon.engine.proof.sample import Arguments, Case, attempts
 
 
 def short(error: Exception) -> str:

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from platon.engine.bias import makes_bias
-from platon.engine.call import Call, cloned, mapped, short, tensors_in
-from platon.engine.cut import cut, set_number
-from platon.engine.influence import matrices_of
-from platon.engine.linear import may_pad
-from platon.engine.numbers import sets_of_numbers
-from platon.engine.pattern import Input, Number, Pattern, Side
-from platon.engine.replica import UnfitError, duplicate
-from platon.engine.sample import Arguments
-from platon.engine.trace import Watch
+from platon.engine.proof.bias import makes_bias
+from platon.engine.proof.call import Call, cloned, mapped, short, tensors_in
+from platon.engine.proof.cut import cut, set_number
+from platon.engine.proof.influence import matrices_of
+from platon.engine.proof.linear import may_pad
+from platon.engine.proof.numbers import sets_of_numbers
+from platon.engine.proof.pattern import Input, Number, Pattern, Side
+from platon.engine.proof.replica import UnfitError, duplicate
+from platon.engine.proof.sample import Arguments
+from platon.engine.proof.trace import Watch
 
 LIMIT = 1e-8  # of the largest output
 

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from platon.engine.hidden import Layers
-from platon.engine.kind import KINDS, kind_of
-from platon.engine.lesson import Lesson
+from platon.engine.distillation.hidden import Layers
+from platon.engine.distillation.kind import KINDS, kind_of
+from platon.engine.distillation.lesson import Lesson
+from platon.engine.distillation.teacher import Precision, Teacher
 from platon.engine.output import loss_of, named_inputs, takes_loss, unwrapped, with_loss
 from platon.engine.score import checked_choice
-from platon.engine.teacher import Precision, Teacher
 
 FORMAT = 1
 _PATIENCE = 200  # training passes after which a projection must have moved

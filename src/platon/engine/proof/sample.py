@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from platon.engine.replica import UnfitError
+from platon.engine.proof.replica import UnfitError
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 

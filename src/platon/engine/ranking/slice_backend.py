@@ -6,11 +6,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from platon.engine import noise
 from platon.engine.activation import InputNorms
-from platon.engine.bits import pack
 from platon.engine.matrix import Matrix
-from platon.engine.pool import Pool, how_many
+from platon.engine.ranking import noise
+from platon.engine.ranking.bits import pack
+from platon.engine.ranking.pool import Pool, how_many
 from platon.engine.score import Above, Score, TopK, nan_error
 from platon.engine.shard import ALONE, Ranks, laid_out_as
 from platon.engine.slices import Group

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from platon.engine import passes
-from platon.engine.bits import PIECE, pack
-from platon.engine.compiling import Pass, compiled
-from platon.engine.passes import BLOCK
+from platon.engine.ranking import passes
+from platon.engine.ranking.bits import PIECE, pack
+from platon.engine.ranking.compiling import Pass, compiled
+from platon.engine.ranking.passes import BLOCK
 from platon.engine.score import Score, State
 
 

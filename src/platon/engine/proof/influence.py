@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from platon.engine.call import mapped
-from platon.engine.sample import Arguments
+from platon.engine.proof.call import mapped
+from platon.engine.proof.sample import Arguments
+from platon.engine.proof.trace import Use, Watch, frozen_norms
 from platon.engine.topology import is_conv1d, weights_of
-from platon.engine.trace import Use, Watch, frozen_norms
 
 
 def matrices_of(block: nn.Module) -> dict[str, nn.Parameter]:

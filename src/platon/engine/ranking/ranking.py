@@ -6,15 +6,15 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from platon.engine import noise
 from platon.engine.activation import InputNorms
 from platon.engine.matrix import Matrix
-from platon.engine.pool import Pool
+from platon.engine.ranking import noise
+from platon.engine.ranking.pool import Pool
+from platon.engine.ranking.slice_backend import SliceBackend
+from platon.engine.ranking.weight_backend import WeightBackend
 from platon.engine.score import Above, Choice, Score, StepInfo, TopK
 from platon.engine.shard import ALONE, Ranks
-from platon.engine.slice_backend import SliceBackend
 from platon.engine.slices import Group
-from platon.engine.weight_backend import WeightBackend
 
 
 class Backend(Protocol):

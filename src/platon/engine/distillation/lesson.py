@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from platon.engine.hidden import Layers, Taken
-from platon.engine.kind import Kind, Tensors
+from platon.engine.distillation.hidden import Layers, Taken
+from platon.engine.distillation.kind import Kind, Tensors
 from platon.engine.output import IGNORED, setting
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from platon.engine.passes import BLOCK
-from platon.engine.pivots import Pivots
+from platon.engine.ranking.passes import BLOCK
+from platon.engine.ranking.pivots import Pivots
+from platon.engine.ranking.scored import ScoredWeights, block_values
 from platon.engine.score import nan_error
-from platon.engine.scored import ScoredWeights, block_values
 from platon.engine.shard import ALONE, Ranks
 
 

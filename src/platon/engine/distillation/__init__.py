@@ -1,0 +1,1 @@
+"""Distillation: the model that is trained also learns from a teacher."""
