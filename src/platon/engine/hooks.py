@@ -16,10 +16,7 @@ from platon.engine.shard import ALONE, Ranks, local
 from platon.engine.units import plain_name
 
 # The function that torch wraps around the `step` of each optimizer class, and that calls the hooks.
-_WRAPPER = next(
-    (code for code in Optimizer.profile_hook_step.__code__.co_consts if isinstance(code, CodeType)),
-    None,
-)
+_WRAPPER = next((code for code in Optimizer.profile_hook_step.__code__.co_consts if isinstance(code, CodeType)), None)
 
 
 class NotFinite(RuntimeError):  # noqa: N818  # the name says what is wrong
@@ -31,24 +28,15 @@ class StepHook:
     """Something that runs around each real step of an optimizer: a pruner, or a hold on zeros.
 
     A step that a `GradScaler` skips, or that `on_nonfinite="skip"` cancels, does not call `before` and `after`.
-
-    Args:
-        model: knows the parameters' names.
-        parameters: what `before` and `after` read, by name.
-        reads: when gradients are read, if at all.
-        on_nonfinite: "raise" or "skip"; `None`: gradients are not looked at.
-        before: called before the optimizer moves the weights.
-        after: called after it moved them.
-        ranks: what the parameters are sharded over; a step is cancelled on all ranks or on none.
     """
 
     model: nn.Module
-    parameters: Mapping[str, nn.Parameter]
-    reads: Reading | None
-    on_nonfinite: Literal["raise", "skip"] | None
+    parameters: Mapping[str, nn.Parameter]  #: what `before` and `after` read, by name
+    reads: Reading | None  #: when gradients are read, if at all
+    on_nonfinite: Literal["raise", "skip"] | None  #: `None`: gradients are not looked at
     before: Callable[[], None]
     after: Callable[[], None]
-    ranks: Ranks = ALONE
+    ranks: Ranks = ALONE  #: a step is cancelled on all of them or on none
     skipped_count: int = 0
     #: gradient, its version and, at the first step, its sum; by name, while the optimizer works
     watched: dict[str, tuple[Tensor, int, Tensor | None]] = field(default_factory=dict)
@@ -101,10 +89,7 @@ class OptimizerHooks:
         self._skipping = False
         self._scale: Tensor | None = None
         self._hidden: list[tuple[nn.Parameter, Tensor]] = []  # gradients that the optimizer must not see
-        self._handles = [
-            optimizer.register_step_pre_hook(self._before),
-            optimizer.register_step_post_hook(self._after),
-        ]
+        self._handles = optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)
 
     def detach(self, hook: StepHook) -> None:
         """Remove `hook`; without any the optimizer is left as it was."""
@@ -165,16 +150,8 @@ class OptimizerHooks:
         """Whether the step is cancelled because a gradient is not finite; or the error that names the gradient."""
         watchers = [hook for hook in self.hooks if hook.on_nonfinite is not None]
         gradients = self._gradients()
-        if not watchers or not gradients:
-            return False
         ranks = next((watcher.ranks for watcher in watchers if watcher.ranks.group is not None), ALONE)
-        # One number a gradient and one read of the device. A finite gradient may overflow its sum: then look closely.
-        device = next(iter(gradients.values())).device
-        sums = torch.stack([local(gradient).sum(dtype=torch.float32).to(device) for gradient in gradients.values()])
-        if not bool(ranks.any(~sums.isfinite().all())):
-            return False
-        flags = torch.tensor([not is_finite(local(gradient)) for gradient in gradients.values()], device=device)
-        bad = [parameter for parameter, flag in zip(gradients, ranks.any(flags).tolist(), strict=True) if flag]
+        bad = _not_finite(gradients, ranks) if watchers and gradients else []
         if not bad:
             return False
         if any(watcher.on_nonfinite == "raise" for watcher in watchers):
@@ -192,30 +169,39 @@ class OptimizerHooks:
 
 
 class RelativeRate:
-    """The learning rate of an optimizer relative to its peak: what the scores' own AdamW follows."""
+    """The learning rate of an optimizer relative to its peak: what the scores' own AdamW follows.
+
+    The peak is what the learning-rate scheduler says it is; without one, the rate at the start.
+    """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        """The peak is what the learning-rate scheduler says it is; without one, the rate at the start."""
-        self._optimizer = optimizer
-        self._initial = self._rate(optimizer.param_groups[0])
-
-    @staticmethod
-    def _rate(group: dict[str, Any]) -> float:
-        return float(group.get("lr", 1.0))  # it may be a tensor, and a user's own optimizer may have none
+        self._optimizer, self._initial = optimizer, _rate(optimizer)
 
     def __call__(self) -> float:
-        """Of the first parameter group; 1 where its peak is zero."""
         group = self._optimizer.param_groups[0]
         peak = float(group.get("max_lr", group.get("initial_lr", self._initial)))
-        return self._rate(group) / peak if peak > 0 else 1.0
+        return _rate(self._optimizer) / peak if peak > 0 else 1.0
+
+
+def _rate(optimizer: Optimizer) -> float:
+    return float(optimizer.param_groups[0].get("lr", 1.0))  # it may be a tensor; a user's own optimizer may have none
+
+
+def _not_finite(gradients: Mapping[nn.Parameter, Tensor], ranks: Ranks) -> list[nn.Parameter]:
+    """The parameters whose gradient is not finite on one of the ranks."""
+    # One number a gradient and one read of the device. A finite gradient may overflow its sum: then look closely.
+    device = next(iter(gradients.values())).device
+    sums = torch.stack([local(gradient).sum(dtype=torch.float32).to(device) for gradient in gradients.values()])
+    if not bool(ranks.any(~sums.isfinite().all())):
+        return []
+    flags = torch.tensor([not is_finite(local(gradient)) for gradient in gradients.values()], device=device)
+    return [parameter for parameter, flag in zip(gradients, ranks.any(flags).tolist(), strict=True) if flag]
 
 
 def _name(parameter: nn.Parameter, hooks: list[StepHook]) -> str:
-    for hook in hooks:
-        for name, own in hook.model.named_parameters():
-            if own is parameter:
-                return repr(plain_name(name))
-    return f"a parameter of shape {tuple(parameter.shape)} that is not in the model"
+    named = (pair for hook in hooks for pair in hook.model.named_parameters())
+    unknown = f"a parameter of shape {tuple(parameter.shape)} that is not in the model"
+    return next((repr(plain_name(name)) for name, own in named if own is parameter), unknown)
 
 
 def _is_inner_step(optimizer: Optimizer) -> bool:
@@ -269,12 +255,11 @@ def _overwrites_gradients(group: dict[str, Any]) -> bool:
 
 def _run_closure(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
     """Run a closure now, so that its gradients are there before the step; the optimizer gets its loss."""
-    place = 1 if len(args) > 1 else "closure"  # args[0] is the optimizer
-    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
     if not callable(closure):
         return None
     with torch.enable_grad():
         loss = closure()
-    if place == 1:
+    if len(args) > 1:
         return (args[0], lambda: loss, *args[2:]), kwargs
     return args, {**kwargs, "closure": lambda: loss}

@@ -1,36 +1,25 @@
 """A prunable matrix: its place in the model, its weights and its gradient."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from platon.engine.shard import Ranks, local, rows_of
-from platon.engine.topology import is_conv1d
-
-#: (the children of a module, or its parameters; a key; what is found there), from the model down to a parameter
-_Path = list[tuple[Mapping[str, Any], str, Any]]
+from platon.engine.topology import inputs_first
 
 
 class Matrix:
     """A parameter that is pruned, or this rank's rows of it.
 
-    Args:
-        name: its name in the model.
-        parameter: the parameter itself.
-        path: how the model leads to it.
-        start: the position of its first weight among all prunable ones.
-        inputs_first: whether it is stored with inputs as rows (GPT-2's Conv1D).
+    `start` is the position of its first weight among all prunable ones; `inputs_first`: its rows are inputs (Conv1D).
     """
 
-    def __init__(self, name: str, parameter: nn.Parameter, path: _Path, start: int, inputs_first: bool = False) -> None:
-        self.name, self.parameter, self.path, self.inputs_first = name, parameter, path, inputs_first
-        self.rows, self.shape = rows_of(parameter), local(parameter).shape
+    def __init__(self, name: str, parameter: nn.Parameter, start: int, inputs_first: bool = False) -> None:
+        self.name, self.parameter, self.inputs_first = name, parameter, inputs_first
+        self.rows, self.shape, self.device = rows_of(parameter), local(parameter).shape, parameter.device
         self.size, self.total = local(parameter).numel(), parameter.numel()  #: weights here, and on all ranks
-        #: the position of the first weight that is here
-        self.start = start + self.rows[0] * (self.total // max(parameter.shape[0], 1) if parameter.dim() else 1)
-        self.device = parameter.device
+        self.start = start + self.rows[0] * parameter.shape[1:].numel()  #: the position of the first one that is here
 
     @property
     def inputs(self) -> int:
@@ -50,9 +39,8 @@ class Matrix:
 
     def by_input(self, numbers: Tensor) -> Tensor:
         """For each weight, flat, the number of the input feature that it multiplies."""
-        if self.inputs_first:
-            return numbers[self.rows[0] : self.rows[1], None].expand(self.shape).reshape(-1)
-        return numbers.expand(self.shape).reshape(-1)
+        by_weight = numbers[self.rows[0] : self.rows[1], None] if self.inputs_first else numbers
+        return by_weight.expand(self.shape).reshape(-1)
 
     @property
     def weight(self) -> Tensor:
@@ -75,40 +63,20 @@ class Matrix:
         if gradient is not None and not local(gradient).is_contiguous():
             self.parameter.grad = gradient.contiguous()
 
-    def check(self, model: nn.Module) -> None:
-        """Raise an error if the model no longer trains the parameter, or if its memory changed."""
-        moved = any(held.get(key) is not what for held, key, what in self.path)
-        # A module that was wrapped in place (compiled, checkpointed) still trains it.
-        if moved and all(parameter is not self.parameter for parameter in model.parameters()):
-            raise RuntimeError(
-                f"parameter {self.name!r} was replaced after the pruner was built; build the pruner last"
-            )
-        if self.parameter.device != self.device:
-            raise RuntimeError(
-                f"parameter {self.name!r} moved from {self.device} to {self.parameter.device} after the pruner was "
-                "built; move the model first, then build the optimizer and the pruner"
-            )
-        if not local(self.parameter).is_contiguous() or local(self.parameter).numel() != self.size:
-            raise RuntimeError(
-                f"parameter {self.name!r} is no longer contiguous in memory, or has another shape than when the pruner "
-                "was built; change it first, then build the optimizer and the pruner"
-            )
-
 
 def locate(model: nn.Module, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> list[Matrix]:
     """The parameters' places in the model, checked for what would go wrong later."""
-    paths = {id(parameter): _path(model, name) for name, parameter in model.named_parameters(remove_duplicate=False)}
+    trained, transposed = set(map(id, model.parameters())), inputs_first(model)
     found: list[Matrix] = []
     start = 0
     for name, parameter in parameters.items():
-        if id(parameter) not in paths:
+        if id(parameter) not in trained:
             raise ValueError(f"the model does not hold {name!r}; build units from the model that the pruner gets")
         if not local(parameter).is_contiguous():
             raise ValueError(
                 f"{name!r} is not contiguous in memory; give it contiguous data before building the optimizer"
             )
-        path = paths[id(parameter)]
-        found.append(Matrix(name, parameter, path, start, len(path) > 1 and is_conv1d(path[-2][2])))
+        found.append(Matrix(name, parameter, start, id(parameter) in transposed))
         start += parameter.numel()
     # Over all ranks, so that each of them stops where one does.
     unsound = ranks.any(torch.tensor([not is_finite(matrix.weight) for matrix in found], device=found[0].device))
@@ -120,16 +88,25 @@ def locate(model: nn.Module, parameters: Mapping[str, nn.Parameter], ranks: Rank
     return found
 
 
+def check_in_place(model: nn.Module, matrices: Sequence[Matrix]) -> None:
+    """Raise an error if the model no longer trains one of the matrices, or if the memory of one changed."""
+    trained = set(map(id, model.parameters()))
+    for matrix in matrices:
+        parameter, what = matrix.parameter, f"parameter {matrix.name!r}"
+        if id(parameter) not in trained:
+            raise RuntimeError(f"{what} was replaced after the pruner was built; build the pruner last")
+        if parameter.device != matrix.device:
+            raise RuntimeError(
+                f"{what} moved from {matrix.device} to {parameter.device} after the pruner was built; "
+                "move the model first, then build the optimizer and the pruner"
+            )
+        if not local(parameter).is_contiguous() or local(parameter).numel() != matrix.size:
+            raise RuntimeError(
+                f"{what} is no longer contiguous in memory, or has another shape than when the pruner was built; "
+                "change it first, then build the optimizer and the pruner"
+            )
+
+
 def is_finite(tensor: Tensor) -> bool:
     values = tensor.coalesce().values() if tensor.is_sparse else tensor  # an embedding's gradient may be sparse
     return bool(values.isfinite().all())
-
-
-def _path(model: nn.Module, name: str) -> _Path:
-    *parents, leaf = name.split(".")
-    path: _Path = []
-    for key in parents:
-        path.append((model._modules, key, model._modules[key]))
-        model = model.get_submodule(key)
-    path.append((model._parameters, leaf, model._parameters[leaf]))
-    return path

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from platon.engine import state as states
 from platon.engine.activation import InputNorms
 from platon.engine.hooks import RelativeRate, StepHook, attach
-from platon.engine.matrix import locate
+from platon.engine.matrix import check_in_place, locate
 from platon.engine.ranking.ranking import Ranking
 from platon.engine.schedule import Ramp, Schedule, checked_keep
 from platon.engine.scope import check_share
@@ -201,8 +201,7 @@ class Pruner:
     # --- one optimizer step -------------------------------------------------------------------------------------------
 
     def _before(self) -> None:
-        for matrix in self._ranking.matrices:
-            matrix.check(self._model)
+        check_in_place(self._model, self._ranking.matrices)
         if self._settled:
             raise RuntimeError("the optimizer steps inside deterministic(); train outside of it")
         info = self._info(self.step_count + 1)

@@ -92,6 +92,11 @@ def is_conv1d(module: nn.Module) -> bool:
     return hasattr(module, "nf") and any(cls.__name__ == "Conv1D" for cls in type(module).__mro__)
 
 
+def inputs_first(model: nn.Module) -> set[int]:
+    """The ids of the matrices that are stored with inputs as rows."""
+    return {id(module.weight) for module in model.modules() if is_conv1d(module)}
+
+
 def _is_norm(module: nn.Module) -> bool:
     """A layer, batch, group or RMS norm, whatever its class: a leaf with vectors for parameters, and nothing else."""
     if isinstance(module, nn.LayerNorm | nn.RMSNorm | nn.GroupNorm):

@@ -2,7 +2,7 @@
 
 import difflib
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 from platon.engine.proof import discovery
 from platon.engine.schedule import checked_count
 from platon.engine.slices import Group, Index, Slice
-from platon.engine.topology import is_conv1d, matrices
+from platon.engine.topology import inputs_first, matrices
 
 Patterns = str | Sequence[str]
 
@@ -70,18 +70,15 @@ def weights(model: nn.Module, include: Patterns | None = None, exclude: Patterns
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; the model comes first")
     found = {plain_name(name): matrix for name, matrix in matrices(model).items()}
-    if include is not None:
-        chosen = _matching(found, include)
-        found = {name: matrix for name, matrix in found.items() if name in chosen}
-    if exclude is not None:
-        left_out = _matching(found, exclude)
-        found = {name: matrix for name, matrix in found.items() if name not in left_out}
-    if not found:
+    names = list(found) if include is None else _matching(list(found), include)
+    left_out = [] if exclude is None else _matching(names, exclude)
+    chosen = {name: found[name] for name in names if name not in left_out}
+    if not chosen:
         raise ValueError(
             f"{type(model).__name__} has no prunable matrix left; give a model with trainable linear layers, "
             "a wider include or a narrower exclude"
         )
-    return Units(found)
+    return Units(chosen)
 
 
 def columns(model: nn.Module, include: Patterns | None = None, exclude: Patterns | None = None) -> Units:
@@ -92,15 +89,7 @@ def columns(model: nn.Module, include: Patterns | None = None, exclude: Patterns
         include: as for `weights`.
         exclude: as for `weights`.
     """
-    flat = _nonempty(weights(model, include, exclude))
-    transposed = _transposed(model)
-    groups = []
-    for name, matrix in flat.items():
-        side = 0 if id(matrix) in transposed else 1  # of the stored tensor, along which the inputs are
-        inputs = Index(torch.arange(matrix.shape[side]), matrix.shape[side])
-        part = Slice(name, matrix, rows=inputs) if side == 0 else Slice(name, matrix, columns=inputs)
-        groups.append(Group(name, inputs.count, (part,)))
-    return Units(flat, tuple(groups), "columns")
+    return _rectangles(model, (None, 1), "columns", include, exclude)
 
 
 def blocks(
@@ -116,17 +105,26 @@ def blocks(
     """
     if len(shape) != 2 or not all(isinstance(side, int) and side > 0 for side in shape):
         raise ValueError(f"shape must be two whole numbers above 0, got {shape!r}; (32, 32) is usual")
-    flat = _nonempty(weights(model, include, exclude))
-    transposed = _transposed(model)
+    return _rectangles(model, shape, f"blocks of {shape[0]}×{shape[1]}", include, exclude)
+
+
+def _rectangles(
+    model: nn.Module, shape: tuple[int | None, int], kind: str, include: Patterns | None, exclude: Patterns | None
+) -> Units:
+    """Rectangles of so many outputs and inputs; `None`: all outputs. Each matrix is a group."""
+    flat = weights(model, include, exclude).matrices
+    transposed = inputs_first(model)
     groups = []
     for name, matrix in flat.items():
-        sides = shape[::-1] if id(matrix) in transposed else shape
-        rows, cols = (
-            Index(torch.arange(length) // side, -(-length // side))
-            for length, side in zip(matrix.shape, sides, strict=True)
+        if not matrix.numel():
+            raise ValueError(f"{name!r} has no weights, its shape is {tuple(matrix.shape)}; leave it out with exclude")
+        rows, columns = (
+            None if side is None else Index(torch.arange(length) // side, -(-length // side))
+            for length, side in zip(matrix.shape, shape[::-1] if id(matrix) in transposed else shape, strict=True)
         )
-        groups.append(Group(name, rows.count * cols.count, (Slice(name, matrix, rows, cols),)))
-    return Units(flat, tuple(groups), f"blocks of {shape[0]}×{shape[1]}")
+        part = Slice(name, matrix, rows, columns)
+        groups.append(Group(name, len(part.sizes), (part,)))
+    return Units(flat, tuple(groups), kind)
 
 
 def heads(model: nn.Module, spare: int = 1) -> Units:
@@ -164,33 +162,17 @@ def _units(proved: Sequence[Group], spare: int, name: str) -> Units:
     return Units(found, tuple(groups), name)
 
 
-def _nonempty(units: Units) -> Mapping[str, nn.Parameter]:
-    empty = next((name for name, matrix in units.matrices.items() if not matrix.numel()), None)
-    if empty is not None:
-        shape = tuple(units.matrices[empty].shape)
-        raise ValueError(f"{empty!r} has no weights, its shape is {shape}; leave it out with exclude")
-    return units.matrices
-
-
-def _transposed(model: nn.Module) -> set[int]:
-    """The matrices that are stored with inputs first."""
-    return {id(module.weight) for module in model.modules() if is_conv1d(module)}
-
-
 def plain_name(name: str) -> str:
     """A parameter's name without what `torch.compile` and data-parallel wrappers put in front of it."""
     return name.replace("_orig_mod.", "").removeprefix("module.")
 
 
-def _matching(names: Iterable[str], patterns: Patterns) -> set[str]:
-    names = list(names)
-    matching: set[str] = set()
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        found = {name for name in names if _matches(name, pattern)}
-        if not found:
+def _matching(names: Sequence[str], patterns: Patterns) -> list[str]:
+    patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+    for pattern in patterns:
+        if not any(_matches(name, pattern) for name in names):
             raise ValueError(f"no parameter matches {pattern!r}; nearest: {_nearest(pattern, names)!r}")
-        matching |= found
-    return matching
+    return [name for name in names if any(_matches(name, pattern) for pattern in patterns)]
 
 
 def _matches(name: str, pattern: str) -> bool:
