@@ -10,13 +10,12 @@ from typing import Any, Literal
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from platon.engine.pruner import Pruner
-from platon.engine.schedule import COOLDOWN, EVERY, WARMUP, Cubic, Schedule, checked_keep
+from platon.engine.pruner_settings import PrunerSettings, check_target
+from platon.engine.schedule import COOLDOWN, EVERY, WARMUP, Schedule
 from platon.engine.score import Score
-from platon.engine.shard import is_sharded
-from platon.engine.units import Units, weights
+from platon.engine.units import Units
 
 __all__ = ["PruningCallback"]
 
@@ -59,9 +58,8 @@ class PruningCallback(Callback):
         total: int | None = None,
         on_nonfinite: Literal["raise", "skip"] = "raise",
     ) -> None:
-        self.keep, self.warmup, self.cooldown, self.every = checked_keep(keep), warmup, cooldown, every
-        self.score, self.schedule, self.units, self.total = score, schedule, units, total
-        self.on_nonfinite: Literal["raise", "skip"] = on_nonfinite
+        self.settings = PrunerSettings(keep, warmup, cooldown, every, score, schedule, units, on_nonfinite)
+        self.total = total
         self.pruner: Pruner | None = None
         self._target: float | None = None  # the share at the end of the training
         self._saved: dict[str, Any] | None = None  # the state in the checkpoint that the training goes on from
@@ -72,28 +70,17 @@ class PruningCallback(Callback):
         """Build the pruner; Lightning has restored weights and optimizer by now, if it resumes."""
         self._detach()
         steps = self._steps(trainer)
-        schedule = self.schedule or Cubic(self.keep, steps, self.warmup, self.cooldown, self.every)
-        units = self.units(pl_module) if callable(self.units) else self.units
-        units = weights(pl_module) if units is None else units
-        if any(is_sharded(matrix) for matrix in units.matrices.values()):
-            raise ValueError(
-                "Lightning shards this module, and the callback cannot save the state of a sharded one; train with "
-                "DDP, or use platon.Pruner in a loop of your own"
-            )
-        target = schedule(steps)
         saved, self._saved = self._saved, None
-        _check_saved(saved, target, trainer.global_step)
-        self.pruner = Pruner(
-            pl_module,
-            _optimizer_of(units, trainer.optimizers),
-            score=self.score,
-            schedule=schedule,
-            units=units,
-            on_nonfinite=self.on_nonfinite,
-        )
+        if saved is None and trainer.global_step:
+            raise ValueError(
+                "cannot resume: the checkpoint belongs to a training without pruning; load its weights into the module "
+                "and start afresh"
+            )
+        self.pruner = self.settings.build(pl_module, trainer.optimizers, steps)
+        self._target = self.pruner.schedule(steps)
         if saved is not None:
+            check_target(saved["target"], self._target)
             self.pruner.load_state_dict(saved["pruner"])
-        self._target = target
 
     def _steps(self, trainer: Trainer) -> int:
         """How many steps the optimizer will take."""
@@ -153,32 +140,6 @@ class PruningCallback(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Remember the state; the pruner takes it over when the training starts."""
         self._saved = dict(state_dict) or None
-
-
-def _optimizer_of(units: Units, optimizers: list[Optimizer]) -> Optimizer:
-    """The optimizer that trains what is pruned; the first one if none does, for the pruner says what is wrong."""
-    first = next(iter(units.matrices.values()))
-    for optimizer in optimizers:
-        if any(parameter is first for group in optimizer.param_groups for parameter in group["params"]):
-            return optimizer
-    return optimizers[0]
-
-
-def _check_saved(saved: dict[str, Any] | None, target: float | None, step: int) -> None:
-    """Refuse a checkpoint of a training without pruning, or with another share at its end."""
-    if saved is None:
-        if step:
-            raise ValueError(
-                "cannot resume: the checkpoint belongs to a training without pruning; load its weights into the module "
-                "and start afresh"
-            )
-        return
-    before = saved["target"]
-    if before is not None and target is not None and before != target:
-        raise ValueError(
-            f"cannot resume: the checkpoint belongs to a training that keeps {before:g} at its end, and this one keeps "
-            f"{target:g}; give the same keep, or start afresh"
-        )
 
 
 def _forget_best(checkpoint: ModelCheckpoint) -> None:

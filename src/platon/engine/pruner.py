@@ -128,11 +128,9 @@ class Pruner:
                 "give every rank the same model, the same optimizer and gradients that are averaged over all of them"
             )
 
-    @contextlib.contextmanager
-    def calibrating(self) -> Iterator[None]:
+    def calibrating(self) -> contextlib.AbstractContextManager[None]:
         """Show a score that reads inputs what the weights multiply, in passes that do not train."""
-        with contextlib.nullcontext() if self._norms is None else self._norms.calibration(self._ranking.matrices):
-            yield
+        return contextlib.nullcontext() if self._norms is None else self._norms.calibration(self._ranking.matrices)
 
     def __repr__(self) -> str:
         return (

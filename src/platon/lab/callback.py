@@ -10,10 +10,9 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from platon.engine.pruner import Pruner
-from platon.engine.schedule import COOLDOWN, EVERY, WARMUP, Cubic, Schedule, checked_keep
+from platon.engine.pruner_settings import PrunerSettings, check_target
+from platon.engine.schedule import COOLDOWN, EVERY, WARMUP, Schedule
 from platon.engine.score import Score
-from platon.engine.shard import is_sharded
 from platon.engine.units import Units
 from platon.lab.checkpoint_callback import CheckpointCallback
 from platon.lab.errors import UserError
@@ -56,41 +55,22 @@ class PruningCallback(CheckpointCallback):
         resume_from: str | Path | None = None,
     ) -> None:
         super().__init__(resume_from)
-        checked_keep(keep)
-        self.keep, self.warmup, self.cooldown, self.every = keep, warmup, cooldown, every
-        self.score, self.schedule, self.units = score, schedule, units
-        self.on_nonfinite: Literal["raise", "skip"] = on_nonfinite
+        self.settings = PrunerSettings(keep, warmup, cooldown, every, score, schedule, units, on_nonfinite)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Build the pruner; when training resumes, load its state."""
-        model, optimizer = kwargs["model"], kwargs["optimizer"]
         if self.pruner is not None:
             self.detach()
-        self.pruner = Pruner(
-            model,
-            optimizer,
-            score=self.score,
-            schedule=self.schedule or Cubic(self.keep, state.max_steps, self.warmup, self.cooldown, self.every),
-            units=self.units(model) if callable(self.units) else self.units,
-            on_nonfinite=self.on_nonfinite,
-        )
-        if any(is_sharded(matrix) for matrix in self.pruner.units.matrices.values()):
-            self.pruner.detach()
-            raise UserError(
-                "Trainer shards this model, and the callback cannot save the state of a sharded one; train with DDP, "
-                "or use platon.Pruner in a loop of your own"
-            )
-        super().on_train_begin(args, state, control, **kwargs)
-        target = self.pruner.schedule(state.max_steps)
-        before = self.extra.get("target") if state.global_step else None
-        if before is not None and target is not None and before != target:
+        try:
+            self.pruner = self.settings.build(kwargs["model"], [kwargs["optimizer"]], state.max_steps)
+            super().on_train_begin(args, state, control, **kwargs)
+            target = self.pruner.schedule(state.max_steps)
+            check_target(self.extra.get("target") if state.global_step else None, target)
+        except ValueError as error:
             self.detach()
-            raise UserError(
-                f"cannot resume: the checkpoint belongs to a training that keeps {before:g} at its end, and this one "
-                f"keeps {target:g}; give the same keep, or start afresh"
-            )
+            raise UserError(str(error)) from error
         self.extra["target"] = target
 
     def on_step_begin(
