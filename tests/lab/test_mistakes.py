@@ -15,7 +15,7 @@ import pytest
 import typer
 
 from platon import cli
-from platon.engine.method_names import NAMES, method_names
+from platon.cli.method_names import NAMES, method_names
 from platon.engine.methods import METHODS
 
 SCRIPT = """

@@ -12,10 +12,10 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from platon.cli.method_names import UNPRUNED, method_names
 from platon.cli.model import measure_speed
 from platon.cli.option import RARE, with_settings
 from platon.cli.terminal import TrainingBar, console, errors, show_progress, show_warning
-from platon.engine.method_names import UNPRUNED, method_names
 from platon.lab.errors import UserError, nearest
 from platon.lab.folder import RunFolder
 from platon.lab.measure import Measure

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from platon.engine.distillation.kind import token_mask
+from platon.engine.distillation.output import named_inputs
 from platon.engine.matrix import Matrix
-from platon.engine.output import named_inputs
 from platon.engine.topology import is_conv1d
 
 

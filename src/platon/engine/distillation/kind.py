@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from platon.engine.distillation import divergence
-from platon.engine.output import IGNORED, field, positional, predicts_next, setting
+from platon.engine.distillation.output import IGNORED, field, positional, predicts_next, setting
 
 Tensors = tuple[Tensor, ...]
 

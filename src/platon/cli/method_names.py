@@ -1,4 +1,4 @@
-"""The names of the methods, for those who must answer before torch is imported; `methods.py` says what they mean."""
+"""The names of the methods, known before torch is imported; `engine/methods.py` says what they mean."""
 
 import sys
 
