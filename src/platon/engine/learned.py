@@ -51,16 +51,13 @@ class Learned(Score):
 
     def init(self, count: int, device: torch.device) -> State:
         """S, the two moments of its AdamW, and single numbers: steps taken and what `numbers` sets."""
-        number = torch.zeros((), dtype=torch.float32, device=device)
-        zeros = torch.zeros(count, dtype=torch.float32, device=device)
-        start = torch.full_like(zeros, self.score_init)
-        return {
-            "score": start,
-            "mean": zeros,
-            "square": zeros.clone(),
-            "steps": number,
-            **{name: number.clone() for name in self.numbers(StepInfo(0), 0.0)},
+        state = {
+            "score": torch.full((count,), self.score_init, dtype=torch.float32, device=device),
+            "mean": torch.zeros(count, dtype=torch.float32, device=device),
+            "square": torch.zeros(count, dtype=torch.float32, device=device),
         }
+        single = ("steps", *self.numbers(StepInfo(0), 0.0))
+        return state | {name: torch.zeros((), dtype=torch.float32, device=device) for name in single}
 
     def numbers(self, info: StepInfo, unit_share: float) -> dict[str, float]:
         return {"rate": self.score_learning_rate * info.rate}
@@ -215,8 +212,8 @@ class SoftMovement(Penalised):
 class Gated(Penalised):
     """A penalised score whose weights are multiplied by random gates while training.
 
-    A subclass overrides `gate`, and adds "noise" to its state: the pruner fills it for each step with ln u - ln(1-u),
-    u uniform in (0, 1), the same numbers for the same seed, step and position.
+    A subclass overrides `gate`. For each step the pruner fills `state["noise"]` with ln u - ln(1-u), u uniform in
+    (0, 1), the same numbers for the same seed, step and position.
 
     Args:
         seed: of the random numbers.
@@ -227,6 +224,9 @@ class Gated(Penalised):
     @property
     def noise_seed(self) -> int:
         return self.seed
+
+    def init(self, count: int, device: torch.device) -> State:
+        return super().init(count, device) | {"noise": torch.zeros(count, dtype=torch.float32, device=device)}
 
     @abstractmethod
     def gate(self, state: Mapping[str, Tensor], settled: bool) -> Tensor: ...
@@ -251,10 +251,6 @@ class HardConcrete(Gated):
     temperature: ClassVar[float] = 2 / 3  # β
     low: ClassVar[float] = -0.1  # γ
     high: ClassVar[float] = 1.1  # ζ
-
-    def init(self, count: int, device: torch.device) -> State:
-        state = super().init(count, device)
-        return {**state, "noise": torch.zeros_like(state["score"])}
 
     def numbers(self, info: StepInfo, unit_share: float) -> dict[str, float]:
         """Also the least gate of a unit that is kept by rank, so that k kept units are k that are not zero."""

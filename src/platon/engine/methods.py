@@ -9,53 +9,36 @@ from platon.engine.score import Score
 from platon.engine.smoothed import Magnitude, Platon, Ratio, Sensitivity, Uncertainty
 from platon.engine.wanda import Wanda
 
-_PLATON = (
-    "Zhang et al., PLATON: Pruning Large Transformer Models with Upper Confidence Bound of Weight Importance, 2022"
-)
-_MOVEMENT = "Sanh et al., Movement Pruning: Adaptive Sparsity by Fine-Tuning, 2020"
+_ZHANG = "Zhang et al., PLATON: Pruning Large Transformer Models with Upper Confidence Bound of Weight Importance, 2022"
+_SANH = "Sanh et al., Movement Pruning: Adaptive Sparsity by Fine-Tuning, 2020"
 
 
 @dataclass(frozen=True)
 class Method:
-    """A named score.
+    """A named score."""
 
-    Args:
-        score: its dataclass; `None` trains without pruning.
-        title: its name in tables and figures.
-        line: what it does, in one line.
-        citation: who proposed it.
-        holds_zeros: whether weights that are zero at the start stay zero.
-    """
-
-    score: type[Score] | None
-    title: str
-    line: str
-    citation: str
-    holds_zeros: bool = False
+    score: type[Score] | None  #: `None` trains without pruning
+    title: str  #: its name in tables and figures
+    line: str  #: what it does, in one line
+    citation: str  #: who proposed it
+    holds_zeros: bool = False  #: whether weights that are zero at the start stay zero
 
     @property
     def verb(self) -> str:
         """What a training with it does."""
         return "training" if self.score is None else "pruning"
 
-    def settings(self) -> tuple[str, ...]:
-        """The names of the settings that the score reads."""
-        return () if self.score is None else tuple(field.name for field in fields(self.score))
-
     def build(self, settings: Mapping[str, Any]) -> Score | None:
         """The score with those of the settings that it knows; `None` leaves a setting to the score."""
         if self.score is None:
             return None
-        known = self.settings()
+        known = {field.name for field in fields(self.score)}
         return self.score(**{name: value for name, value in settings.items() if name in known and value is not None})
 
 
 METHODS: dict[str, Method] = {
     "platon": Method(
-        Platon,
-        "PLATON",
-        "smoothed sensitivity times its uncertainty: unsure weights are kept and explored",
-        _PLATON,
+        Platon, "PLATON", "smoothed sensitivity times its uncertainty: unsure weights are kept and explored", _ZHANG
     ),
     "magnitude": Method(
         Magnitude,
@@ -73,13 +56,13 @@ METHODS: dict[str, Method] = {
         Movement,
         "Movement",
         "a learned score: weights that move away from zero stay; pruned ones come back with their value",
-        _MOVEMENT,
+        _SANH,
     ),
     "soft-movement": Method(
         SoftMovement,
         "Soft-Movement",
         "learned scores above a fixed value stay, and a penalty pushes them below it",
-        _MOVEMENT,
+        _SANH,
     ),
     "l0": Method(
         HardConcrete,
@@ -87,10 +70,10 @@ METHODS: dict[str, Method] = {
         "random gates that can be exactly zero, and a penalty on how many are open",
         "Louizos et al., Learning Sparse Neural Networks through L0 Regularization, 2018",
     ),
-    "sensitivity": Method(Sensitivity, "S = Ī", "ablation: smoothed sensitivity without its uncertainty", _PLATON),
-    "uncertainty": Method(Uncertainty, "S = Ū", "ablation: the uncertainty of sensitivity alone", _PLATON),
+    "sensitivity": Method(Sensitivity, "S = Ī", "ablation: smoothed sensitivity without its uncertainty", _ZHANG),
+    "uncertainty": Method(Uncertainty, "S = Ū", "ablation: the uncertainty of sensitivity alone", _ZHANG),
     "ratio": Method(
-        Ratio, "S = Ī / Ū", "ablation: sensitivity divided by its uncertainty, so that sure weights stay", _PLATON
+        Ratio, "S = Ī / Ū", "ablation: sensitivity divided by its uncertainty, so that sure weights stay", _ZHANG
     ),
     "dense": Method(None, "Dense", "no pruning: the twin to compare with", "-"),
     "hold": Method(None, "Held", "no pruning: a pruned model is trained further, and its zeros stay", "-", True),

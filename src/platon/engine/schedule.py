@@ -23,15 +23,12 @@ class Ramp(Schedule, Protocol):
 
     def share(self, step: int) -> float:
         """The share on the curve, whether or not a mask is due at this step."""
-        ...
 
     def progress(self, step: int) -> float:
         """How far the share has come down: 0 before the descent, 1 from its end on."""
-        ...
 
     def elapsed(self, step: int) -> float:
         """How much of the descent's time has passed: 0 before it, 1 from its end on."""
-        ...
 
 
 def checked_keep(keep: object, name: str = "keep") -> float:
