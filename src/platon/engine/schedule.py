@@ -33,11 +33,10 @@ class Ramp(Schedule, Protocol):
 
 def checked_keep(keep: object, name: str = "keep") -> float:
     """`keep` as a float, if it is a share in (0, 1]; otherwise an error that says what to write."""
-    is_real = isinstance(keep, numbers.Real) and not isinstance(keep, bool)
-    value = float(keep) if isinstance(keep, numbers.Real) else math.nan
-    if not is_real or not 0 < value <= 1:
-        hint = f"write {value / 100:g} for {value:g} %" if is_real and 1 < value <= 100 else None
-        raise ValueError(f"{name} must be in (0, 1], got {keep}; {hint or 'give the share of weights that stays'}")
+    value = float(keep) if isinstance(keep, numbers.Real) and not isinstance(keep, bool) else math.nan
+    if not 0 < value <= 1:
+        hint = f"write {value / 100:g} for {value:g} %" if 1 < value <= 100 else "give the share of weights that stays"
+        raise ValueError(f"{name} must be in (0, 1], got {keep}; {hint}")
     return value
 
 

@@ -5,8 +5,6 @@ holds enough matrices to be attention and a feed-forward.
 Embeddings, patch merging, poolers and heads lie outside every block, so no list of names is needed to leave them out.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from collections.abc import Iterable

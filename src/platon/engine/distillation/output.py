@@ -61,15 +61,14 @@ def positional(output: Any) -> list[Tensor]:
     """The tensors of an output without names: itself, or a tuple's, without the loss that may come first."""
     found = [output] if isinstance(output, Tensor) else list(output) if isinstance(output, tuple) else []
     tensors = [tensor for tensor in found if isinstance(tensor, Tensor)]
-    return tensors[1:] if isinstance(output, tuple) and _is_loss(tensors[:1]) else tensors
+    return tensors[1:] if isinstance(output, tuple) and tensors and _is_loss(tensors[0]) else tensors
 
 
 def loss_of(output: Any) -> Tensor | None:
     """The loss in an output: a number under its name, or a tuple's first."""
-    if isinstance(output, tuple) and not hasattr(output, "_fields"):
-        return output[0] if _is_loss(list(output[:1])) else None
-    found = field(output, "loss")
-    return found if _is_loss([found]) else None
+    is_unnamed = isinstance(output, tuple) and not hasattr(output, "_fields")
+    found = next(iter(output), None) if is_unnamed else field(output, "loss")
+    return found if _is_loss(found) else None
 
 
 def takes_loss(output: Any) -> bool:
@@ -97,5 +96,5 @@ def _names(output: Any) -> Sequence[str]:
     return getattr(output, "_fields", ())
 
 
-def _is_loss(found: list[Any]) -> bool:
-    return bool(found) and isinstance(found[0], Tensor) and found[0].numel() == 1 and found[0].dim() == 0
+def _is_loss(found: Any) -> bool:
+    return isinstance(found, Tensor) and found.dim() == 0
