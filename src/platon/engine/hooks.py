@@ -104,7 +104,8 @@ class OptimizerHooks:
             return None
         changed = _run_closure(args, kwargs)
         with torch.no_grad():
-            self._skipping = self._found_inf() or self._cancel_nonfinite()
+            # `found_inf`: a `GradScaler` has told a fused optimizer to do nothing this time.
+            self._skipping = bool(getattr(self.optimizer, "found_inf", None)) or self._cancel_nonfinite()
             if not self._skipping:
                 self._unscale()
                 for hook in self.hooks:
@@ -128,11 +129,6 @@ class OptimizerHooks:
             hook.check_gradients(self.optimizer)
         for hook in self.hooks:
             hook.after()
-
-    def _found_inf(self) -> bool:
-        """Whether a `GradScaler` has told a fused optimizer to do nothing this time."""
-        found = getattr(self.optimizer, "found_inf", None)
-        return found is not None and bool(found)
 
     def _unscale(self) -> None:
         """Divide by the `GradScaler`'s scale, which fused optimizers otherwise do inside their step."""

@@ -11,10 +11,8 @@ _PATTERN = re.compile(r"([1-9]\d*):([1-9]\d*)")
 
 def checked_scope(scope: str) -> str:
     """`scope`, if it is one; otherwise an error that says what there is."""
-    if scope in ("global", "matrix", "row"):
-        return scope
-    found = _PATTERN.fullmatch(scope) if isinstance(scope, str) else None
-    if found is None or int(found[1]) >= int(found[2]):
+    pattern = pattern_of(scope) if isinstance(scope, str) else None
+    if scope not in ("global", "matrix", "row") and (pattern is None or pattern[0] >= pattern[1]):
         raise ValueError(
             f"scope must be 'global', 'matrix', 'row', or a pattern such as '2:4' (2 of every 4 stay), got {scope!r}"
         )
@@ -30,6 +28,6 @@ def pattern_of(scope: Scope) -> tuple[int, int] | None:
 def check_share(scope: Scope, keep: float) -> None:
     """Raise an error if a final share of `keep` is not what the pattern leaves."""
     pattern = pattern_of(scope)
-    if pattern is not None and abs(keep - pattern[0] / pattern[1]) > 1e-6:
-        share = pattern[0] / pattern[1]
+    share = keep if pattern is None else pattern[0] / pattern[1]
+    if abs(keep - share) > 1e-6:
         raise ValueError(f"scope {scope} keeps {share:g} of the weights, but keep is {keep:g}; write keep {share:g}")
