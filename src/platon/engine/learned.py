@@ -34,6 +34,7 @@ class Learned(Score):
     score_learning_rate: float = 1e-2
     score_init: float = 0.0
 
+    reads: ClassVar[Literal["before"]] = "before"  # the gradient belongs to the weights before the step
     keeps_weights_aside: ClassVar[bool] = True
     averages_signal: ClassVar[bool] = False
 
@@ -43,11 +44,6 @@ class Learned(Score):
             raise ValueError(f"score_learning_rate must be above 0, got {self.score_learning_rate!r}; 0.01 is usual")
         if not is_number(self.score_init):
             raise ValueError(f"score_init must be a number, got {self.score_init!r}")
-
-    @property
-    def reads(self) -> Literal["before"]:
-        """The gradient belongs to the weights before the step."""
-        return "before"
 
     def init(self, count: int, device: torch.device) -> State:
         """S, the two moments of its AdamW, and single numbers: steps taken and what `numbers` sets."""

@@ -170,14 +170,14 @@ class Pruner:
             self._store.show(self._info(self.step_count), settled)
         self._settled = settled and self._is_attached()
 
+    @torch.no_grad()
     def detach(self) -> None:
         """Stop pruning; the weights stay as they are, gates settled. Weights that were loaded since are left alone."""
         if not self._is_attached():
             return
         if self.score.gated and not self._settled:
-            with torch.no_grad():
-                self._reshard()
-                self._store.show_last(self._info(self.step_count))
+            self._reshard()
+            self._store.show_last(self._info(self.step_count))
         self._hooks.detach(self._hook)
         if self._norms is not None:
             self._norms.detach()
@@ -234,15 +234,10 @@ class Pruner:
 
     def _info(self, step: int, keep: float | None = None) -> StepInfo:
         ramp = self._ramp
-        return StepInfo(
-            step=step,
-            keep=keep,
-            share=self.keep if ramp is None else ramp.share(step),
-            progress=1.0 if ramp is None else ramp.progress(step),
-            elapsed=1.0 if ramp is None else ramp.elapsed(step),
-            rate=self._rate(),
-            penalty=0.0 if self._controller is None else self._controller.penalty,
+        share, progress, elapsed = (
+            (self.keep, 1.0, 1.0) if ramp is None else (ramp.share(step), ramp.progress(step), ramp.elapsed(step))
         )
+        return StepInfo(step, keep, share, progress, elapsed, self._rate(), self.penalty or 0.0)
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -21,9 +21,7 @@ class Wanda(Score):
 
     scope: Scope = field(default="row", kw_only=True)
 
-    @property
-    def reads(self) -> Literal["inputs"]:
-        return "inputs"
+    reads: ClassVar[Literal["inputs"]] = "inputs"
 
     def init(self, count: int, device: torch.device) -> State:
         return {"square": torch.zeros(count, dtype=torch.float32, device=device)}
