@@ -2,19 +2,11 @@
 
 import sys
 
-NAMES: tuple[str, ...] = (
-    "platon",
-    "magnitude",
-    "wanda",
-    "movement",
-    "soft-movement",
-    "l0",
-    "sensitivity",
-    "uncertainty",
-    "ratio",
-)
 UNPRUNED = ("dense", "hold")  #: methods that train without pruning
-NAMES += UNPRUNED
+NAMES: tuple[str, ...] = (
+    *("platon", "magnitude", "wanda", "movement", "soft-movement", "l0", "sensitivity", "uncertainty", "ratio"),
+    *UNPRUNED,
+)
 
 
 def method_names() -> tuple[str, ...]:
