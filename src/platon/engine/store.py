@@ -78,7 +78,7 @@ class Aside(InPlace):
         masks = settled or score.applies_mask(info)
         if score.gated:
             is_masked = is_masked and masks
-            self._ranking.backend.write_gated(None if is_masked else self._full.__getitem__, settled)
+            self._ranking.write_gated(None if is_masked else self._full, settled)
         if not is_masked and masks:
             self._ranking.hold("weight")
         self._shown = info, settled

@@ -5,13 +5,13 @@ through `PIECE` elements at a time, which also keeps their temporaries in the ca
 """
 
 import functools
-from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from platon.engine.ranking import passes
 from platon.engine.ranking.bits import PIECE, pack
@@ -22,26 +22,15 @@ from platon.engine.score import Score, State
 
 @dataclass(frozen=True)
 class ScoredWeights:
-    """One matrix (or a rank's shard of it) with its state.
-
-    Args:
-        score: the method.
-        weight: the weights, flat; a view of the parameter.
-        state: the score's state; full-length tensors, or single numbers.
-        start: the global position of the first weight, which decides between equal scores.
-        fused: compiled passes, or the same functions eagerly.
-        name: the parameter's, for error messages.
-        read: the names of the state that `score.value` reads, if they are known, and "" if it reads the weights:
-            passes that only look at scores then touch no other memory.
-    """
+    """One matrix (or a rank's shard of it) with its state."""
 
     score: Score
-    weight: Tensor
-    state: State
-    start: int = 0
-    fused: bool = False
-    name: str = ""
-    read: tuple[str, ...] | None = None
+    weight: Tensor  # flat; a view of the parameter
+    state: State  # full-length tensors, or single numbers
+    start: int = 0  # the global position of the first weight, which decides between equal scores
+    fused: bool = False  # compiled passes, or the same functions eagerly
+    name: str = ""  # the parameter's, for error messages
+    read: tuple[str, ...] | None = None  # what `names_read` found: passes that only look at scores touch nothing else
 
     @property
     def size(self) -> int:
@@ -59,9 +48,8 @@ class ScoredWeights:
         """
         whole = self._with_factors()
         if gradient is None:
-            for name, tensor in self.score.update(whole.state, None, phase).items():
-                whole.state[name].copy_(tensor)
-            return None if pivots is None else self.count(pivots)[0]
+            passes.take_signal(self.score, phase, whole.state, None)
+            return None if pivots is None else self.count(pivots)[:-1]
         if pivots is None:
             for start, piece in whole._pieces():
                 piece._run(passes.update, gradient[start : start + piece.size], phase=phase)
@@ -80,13 +68,11 @@ class ScoredWeights:
 
     def values(self) -> Tensor:
         """The scores of all weights."""
-        looked = self._to_read()
-        return torch.cat([piece._run(passes.values) for _, piece in looked._pieces()])
+        return torch.cat([piece._run(passes.values) for _, piece in self._to_read()._pieces()])
 
-    def count(self, pivots: Tensor) -> tuple[Tensor, Tensor]:
-        """How many scores are at or above each pivot, and how many are NaN."""
-        found = _total([piece._run(passes.count, pivots) for _, piece in self._to_read()._pieces()])
-        return found[:-1], found[-1]
+    def count(self, pivots: Tensor) -> Tensor:
+        """How many scores are at or above each pivot, and last how many are NaN."""
+        return _total([piece._run(passes.count, pivots) for _, piece in self._to_read()._pieces()])
 
     def bracket(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         """How many scores are above `high`, within [low, high], blocks with such, and the sum of all scores.
@@ -94,20 +80,19 @@ class ScoredWeights:
         The second tensor says how many are within, block by block.
         """
         even = self.size - self.size % BLOCK
-        numbers, within = [], []
-        looked = self._to_read()
-        for _, piece in (looked if even == self.size else looked._piece(0, even))._pieces() if even else ():
-            found = piece._run(passes.bracket, low, high)
-            numbers.append(found[0])
-            within.append(found[1])
+        found: list[tuple[Tensor, Tensor]] = []
+        if even:
+            blocks = self._to_read()._piece(0, even)
+            found += [piece._run(passes.bracket, low, high) for _, piece in blocks._pieces()]
         if even < self.size or not self.size:  # behind the last whole block, or an empty shard
             value = values_at([self], [torch.arange(even, self.size, device=self.device)])
             inside = ((value >= low) & (value <= high)).sum(dtype=torch.float32)
-            numbers.append(torch.stack([(value > high).sum(), inside, inside > 0, value.sum()]).double())
-            within.append(inside.view(1))
-        if len(within) == 1:
-            return numbers[0], within[0]
-        return torch.stack(numbers).sum(0), torch.cat(within)
+            numbers = torch.stack([(value > high).sum(), inside, inside > 0, value.sum()]).double()
+            found.append((numbers, inside.view(1)))
+        if len(found) == 1:
+            return found[0]
+        every, within = zip(*found, strict=True)
+        return torch.stack(every).sum(0), torch.cat(within)
 
     def mask(self, cut: Tensor, next_cut: Tensor, last: Tensor, bits: Tensor, scratch: Tensor) -> None:
         """Zero the weights that go, and write to `bits` which stay.
@@ -123,26 +108,20 @@ class ScoredWeights:
     def _with_factors(self) -> "ScoredWeights":
         if not self.score.has_factors:
             return self
-        single = replace(self, state={name: tensor for name, tensor in self.state.items() if not tensor.dim()})
-        return replace(self, state={**self.state, **single._pass(passes.factors)(*single.state.values())})
+        single = {name: tensor for name, tensor in self.state.items() if not tensor.dim()}
+        return replace(self, state=self.state | self._pass(passes.factors)(single))
 
     def _to_read(self) -> "ScoredWeights":
         if self.read is None:
             return self
         return replace(self, state={name: self.state[name] for name in self.read if name})
 
-    def _weight_to_read(self) -> Tensor:
-        """The weights; if no score reads them, a single number in their place."""
-        return self.weight if self.read is None or "" in self.read else self.weight.new_zeros(())
-
     def _run(self, function: Callable[..., Any], *arguments: Any, phase: int = 0) -> Any:
-        return self._pass(function, phase)(self.weight, *arguments, *self.state.values())
+        return self._pass(function, phase)(self.state, self.weight, *arguments)
 
     def _pass(self, function: Callable[..., Any], phase: int = 0) -> Pass:
-        names = tuple(self.state)
-        if self.fused and self.size:  # an empty shard is not worth a compilation
-            return compiled(function, self.score, phase, names)
-        return functools.partial(function, self.score, phase, names)
+        # An empty shard is not worth a compilation.
+        return (compiled if self.fused and self.size else functools.partial)(function, self.score, phase)
 
     def _piece(self, start: int, stop: int) -> "ScoredWeights":
         # Every piece reads the single numbers of the state; only the last one may write them.
@@ -160,16 +139,17 @@ class ScoredWeights:
             yield start, self._piece(start, min(start + PIECE, self.size))
 
 
-class _Recorder(UserDict[str, Tensor]):
-    """A state that remembers which of its tensors were asked for."""
+class _Recorder(Tensor):
+    """A tensor that remembers whether anything was computed from it."""
 
-    def __init__(self, state: State) -> None:
-        super().__init__(state)
-        self.asked = set[str]()
+    is_read = False
 
-    def __getitem__(self, name: str) -> Tensor:
-        self.asked.add(name)
-        return super().__getitem__(name)
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in tree_leaves((args, kwargs)):
+            if isinstance(tensor, _Recorder):
+                tensor.is_read = True
+        return super().__torch_function__(function, types, args, kwargs)  # type: ignore[no-untyped-call]
 
 
 def names_read(score: Score) -> tuple[str, ...]:
@@ -177,19 +157,10 @@ def names_read(score: Score) -> tuple[str, ...]:
 
     A learned score reads neither the weights nor the moments of its optimizer.
     """
-    state = score.init(1, torch.device("cpu"))
-    recorder = _Recorder(state)
-
-    class Weight(torch.Tensor):
-        @classmethod
-        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            recorder.asked.add("")  # torch asks here before it computes anything from such a tensor
-            return super().__torch_function__(function, types, args, kwargs)  # type: ignore[no-untyped-call]
-
-    weight = torch.zeros(1).as_subclass(Weight)
-    if score.value(recorder, weight) is weight:
-        recorder.asked.add("")
-    return tuple(name for name in (*state, "") if name in recorder.asked)
+    tensors = {**score.init(1, torch.device("cpu")), "": torch.zeros(1)}
+    state = {name: tensor.as_subclass(_Recorder) for name, tensor in tensors.items()}
+    found = score.value(state, state[""])
+    return tuple(name for name, tensor in state.items() if tensor.is_read or tensor is found)
 
 
 def _gathered(tensors: Sequence[Tensor], index: Sequence[Tensor], width: int = 1) -> Tensor:
@@ -210,13 +181,14 @@ def values_at(matrices: Sequence[ScoredWeights], index: Sequence[Tensor], width:
     """The scores at each matrix's `index`, bit for bit as the other passes compute them; see `_gathered`."""
     looked = [matrix._to_read() for matrix in matrices]
     # Gathered first and scored together: these are few scores, and a call costs more than its arithmetic.
-    weight = looked[0]._weight_to_read()
-    if weight.dim():
+    if looked[0].read is None or "" in looked[0].read:
         weight = _gathered([own.weight for own in looked], index, width)
-    state = [_gathered([own.state[name] for own in looked], index, width) for name in looked[0].state]
+    else:
+        weight = looked[0].weight.new_zeros(())
+    state = {name: _gathered([own.state[name] for own in looked], index, width) for name in looked[0].state}
     # Compiled where the others are: eager square roots on a CPU round one in six numbers differently, and a cut taken
     # from such a score would not be met by the unit that it was taken from.
-    value: Tensor = max(looked, key=lambda own: own.size)._pass(passes.values)(weight, *state)
+    value: Tensor = max(looked, key=lambda own: own.size)._pass(passes.values)(state, weight)
     return value
 
 
