@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 from platon.engine.distillation.kind import token_mask
 from platon.engine.matrix import Matrix
 from platon.engine.output import named_inputs
+from platon.engine.shard import everyone
 from platon.engine.topology import is_conv1d
 
 
@@ -53,18 +54,17 @@ class InputNorms:
             if mask is not None:
                 x = x * mask[..., None]
             square = torch.linalg.vector_norm(x.flatten(0, -2), dim=0, dtype=torch.float32).double() ** 2
-            self._squares[name] = self._squares[name] + square if name in self._squares else square
+            self._squares[name] = square + self._squares.get(name, 0)
 
         return count
 
     def take(self, matrix: Matrix) -> Tensor | None:
         """The norms since the last call, in float32, a mean over processes; `None` if nothing was multiplied."""
-        square = self._squares.pop(matrix.name, None)
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+        square, ranks = self._squares.pop(matrix.name, None), everyone()
+        if ranks.group is not None:
             # On every process, whether or not it has seen inputs of this matrix: all of them must take part.
             square = torch.zeros(matrix.inputs, dtype=torch.float64, device=matrix.device) if square is None else square
-            torch.distributed.all_reduce(square)
-            square /= torch.distributed.get_world_size()  # with the same batch everywhere, the square of one process
+            square = ranks.sum(square) / ranks.count  # with the same batch everywhere, the square of one process
         return None if square is None or not bool(square.any()) else square.sqrt().float()
 
     @contextmanager

@@ -20,7 +20,7 @@ from platon.engine.ranking.weight_ranking import WeightRanking
 from platon.engine.schedule import Ramp, Schedule, checked_keep
 from platon.engine.scope import check_share
 from platon.engine.score import Score, StepInfo, checked_choice
-from platon.engine.shard import ranks_of, reshard, same_on_all
+from platon.engine.shard import everyone, ranks_of, reshard
 from platon.engine.smoothed import Platon
 from platon.engine.steering import Steering
 from platon.engine.store import Aside, InPlace
@@ -128,7 +128,8 @@ class Pruner:
 
     def check_ranks(self) -> None:
         """Raise an error if the masks of the training's processes differ; all of them must call it together."""
-        if not same_on_all(int(self.fingerprint(), 16), self._ranking.matrices[0].device):
+        masks = torch.tensor([self._ranking.digest()], device=self._ranking.matrices[0].device)
+        if bool((everyone().gather(masks) != masks).any()):
             raise RuntimeError(
                 f"the masks of the ranks differ after step {self.step_count}; "
                 "give every rank the same model, the same optimizer and gradients that are averaged over all of them"

@@ -21,6 +21,10 @@ class Ranks:
     def __init__(self, group: "dist.ProcessGroup | None" = None) -> None:
         self.group = group
 
+    @property
+    def count(self) -> int:
+        return 1 if self.group is None else dist.get_world_size(self.group)
+
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over the ranks, in place."""
         if self.group is not None:
@@ -35,7 +39,7 @@ class Ranks:
         """The one-dimensional tensors of all ranks, of any lengths, concatenated."""
         if self.group is None:
             return tensor
-        sizes = torch.zeros(dist.get_world_size(self.group), dtype=torch.int64, device=tensor.device)
+        sizes = torch.zeros(self.count, dtype=torch.int64, device=tensor.device)
         sizes[dist.get_rank(self.group)] = tensor.numel()
         counts: list[int] = self.sum(sizes).tolist()
         parts = [tensor.new_empty(max(counts)) for _ in counts]
@@ -47,14 +51,9 @@ class Ranks:
 ALONE = Ranks()
 
 
-def same_on_all(number: int, device: torch.device) -> bool:
-    """Whether all processes of this training have the same 64-bit number; true for a single process."""
-    if not dist.is_available() or not dist.is_initialized():
-        return True
-    halves = torch.tensor([number >> 32, number & 0xFFFFFFFF], dtype=torch.int64, device=device)
-    ends = torch.cat([halves, -halves])
-    dist.all_reduce(ends, op=dist.ReduceOp.MAX)
-    return bool((ends[:2] == -ends[2:]).all())
+def everyone() -> Ranks:
+    """All processes of this training."""
+    return Ranks(dist.group.WORLD) if dist.is_available() and dist.is_initialized() else ALONE
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -109,7 +108,7 @@ def own_rows(parameter: Tensor, given: Tensor) -> Tensor:
     if given.numel() != parameter.numel() or given.dim() not in (1, parameter.dim()):
         return given
     first, last = rows_of(parameter)
-    width = parameter.numel() // max(parameter.shape[0], 1) if parameter.dim() else 1
+    width = parameter.shape[1:].numel()
     return given.reshape(-1)[first * width : last * width]
 
 

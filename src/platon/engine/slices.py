@@ -11,6 +11,8 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from platon.engine.shard import is_sharded, rows_of
+
 
 class Index:
     """Which unit each row (or each column) of a matrix belongs to; -1: none. Some of the units may have no row here."""
@@ -60,10 +62,11 @@ class Slice:
         columns = torch.tensor([width]) if self.columns is None else self.columns.lengths
         return (rows[:, None] * columns).view(-1)
 
-    def of_rows(self, first: int, last: int) -> "Slice":
-        """The same units in these rows alone: what a rank has of a sharded matrix."""
-        if self.rows is None or (first == 0 and last == len(self.rows.unit)):
+    def here(self) -> "Slice":
+        """The same units in the rows that this rank has of a sharded matrix."""
+        if self.rows is None or not is_sharded(self.parameter):
             return self
+        first, last = rows_of(self.parameter)
         return replace(self, rows=Index(self.rows.unit[first:last], self.rows.count))
 
     def reduce(self, values: Tensor) -> Tensor:
@@ -97,9 +100,9 @@ class Group:
         """Weights of each unit."""
         return _sum(part.sizes for part in self.slices)
 
-    def of_rows(self, rows: Callable[[str], tuple[int, int]]) -> "Group":
-        """The same units in a rank's rows; `rows` gives the first row, and the one after the last, of a matrix."""
-        return replace(self, slices=tuple(part.of_rows(*rows(part.name)) for part in self.slices))
+    def here(self) -> "Group":
+        """The same units in the rows that this rank has of each matrix."""
+        return replace(self, slices=tuple(part.here() for part in self.slices))
 
     def reduce(self, values: Callable[[str], Tensor | None]) -> Tensor | None:
         """The sum over each unit, in float64; `values` gives the numbers of a matrix, in its shape, or none."""

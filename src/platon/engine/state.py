@@ -93,7 +93,7 @@ def _check_fit(given: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
             raise ValueError(f"{key} is {given[key]!r} in the state and {mine[key]!r} in the pruner")
     for key, what in (("settings", "setting"), ("shapes", "parameter")):
         ours, theirs = mine[key], given[key]
-        for name in [*ours, *(name for name in theirs if name not in ours)]:
+        for name in {**ours, **theirs}:
             if name not in theirs or name not in ours:
                 raise ValueError(f"{what} {name!r} is only in the {'pruner' if name in ours else 'state'}")
             if ours[name] != theirs[name]:

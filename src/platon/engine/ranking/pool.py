@@ -1,7 +1,5 @@
 """Pools: units that share the tensors of a state, and the last selection among them."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -48,14 +46,12 @@ class MatrixPool(Pool):
 
 
 class GroupPool(Pool):
-    """Units of many weights each, which every rank knows; `rows` gives the rows of a matrix that are here."""
+    """Units of many weights each, which every rank knows."""
 
-    def __init__(
-        self, score: Score, group: Group, rows: Callable[[str], tuple[int, int]], start: int, device: torch.device
-    ) -> None:
+    def __init__(self, score: Score, group: Group, start: int, device: torch.device) -> None:
         super().__init__(score, group.name, group.count, group.count, start, device)
         self.sizes = group.sizes.to(device)  #: weights of each unit, on all ranks
-        self.group = group.of_rows(rows)
+        self.group = group.here()
 
     def weigh(self, kept: Tensor) -> Tensor:
         return self.sizes[kept].sum()

@@ -51,28 +51,21 @@ class ScoredWeights:
             passes.take_signal(self.score, phase, whole.state, None)
             return None if pivots is None else self.count(pivots)[:-1]
         if pivots is None:
-            for start, piece in whole._pieces():
-                piece._run(passes.update, gradient[start : start + piece.size], phase=phase)
+            whole._run(passes.update, along=gradient, phase=phase)
             return None
-        found = [
-            piece._run(passes.update_and_count, gradient[start : start + piece.size], pivots, phase=phase)
-            for start, piece in whole._pieces()
-        ]
-        return _total(found)
+        return _total(whole._run(passes.update_and_count, pivots, along=gradient, phase=phase))
 
     def write_gated(self, full: Tensor | None, settled: bool) -> None:
         """Write `full`, the weights kept aside, times their gates; `None`: the weights that are here."""
-        for start, piece in self._pieces():
-            source = piece.weight if full is None else full[start : start + piece.size]
-            piece._run(passes.write_gated, source, phase=int(settled))
+        self._run(passes.write_gated, along=self.weight if full is None else full, phase=int(settled))
 
     def values(self) -> Tensor:
         """The scores of all weights."""
-        return torch.cat([piece._run(passes.values) for _, piece in self._to_read()._pieces()])
+        return torch.cat(self._to_read()._run(passes.values))
 
     def count(self, pivots: Tensor) -> Tensor:
         """How many scores are at or above each pivot, and last how many are NaN."""
-        return _total([piece._run(passes.count, pivots) for _, piece in self._to_read()._pieces()])
+        return _total(self._to_read()._run(passes.count, pivots))
 
     def bracket(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         """How many scores are above `high`, within [low, high], blocks with such, and the sum of all scores.
@@ -82,8 +75,7 @@ class ScoredWeights:
         even = self.size - self.size % BLOCK
         found: list[tuple[Tensor, Tensor]] = []
         if even:
-            blocks = self._to_read()._piece(0, even)
-            found += [piece._run(passes.bracket, low, high) for _, piece in blocks._pieces()]
+            found += self._to_read()._run(passes.bracket, low, high, size=even)
         if even < self.size or not self.size:  # behind the last whole block, or an empty shard
             value = values_at([self], [torch.arange(even, self.size, device=self.device)])
             inside = ((value >= low) & (value <= high)).sum(dtype=torch.float32)
@@ -100,10 +92,12 @@ class ScoredWeights:
         Those that stay score at least `cut` before local position `last`, and at least `next_cut` from there on.
         `scratch` holds a byte a weight.
         """
-        for start, piece in self._to_read()._pieces():
-            kept = scratch[: piece.size]
-            piece._run(passes.mask, cut, next_cut, last, start, kept)
-            pack(kept, bits[start // 8 : start // 8 + -(-piece.size // 8)])
+        looked = self._to_read()
+        run = looked._pass(passes.mask)
+        for start, weight, state in looked._pieces(self.size):
+            kept = scratch[: weight.numel()]
+            run(state, weight, cut, next_cut, last, start, kept)
+            pack(kept, bits[start // 8 : start // 8 + -(-weight.numel() // 8)])
 
     def _with_factors(self) -> "ScoredWeights":
         if not self.score.has_factors:
@@ -116,27 +110,39 @@ class ScoredWeights:
             return self
         return replace(self, state={name: self.state[name] for name in self.read if name})
 
-    def _run(self, function: Callable[..., Any], *arguments: Any, phase: int = 0) -> Any:
-        return self._pass(function, phase)(self.state, self.weight, *arguments)
+    def _run(
+        self,
+        function: Callable[..., Any],
+        *numbers: Tensor,
+        along: Tensor | None = None,
+        phase: int = 0,
+        size: int | None = None,
+    ) -> list[Any]:
+        """What a pass gives for each piece, up to `size`; `along` is as long as the weights, and cut as they are."""
+        run, found = self._pass(function, phase), list[Any]()
+        for start, weight, state in self._pieces(self.size if size is None else size):
+            own = () if along is None else (along[start : start + weight.numel()],)
+            found.append(run(state, weight, *own, *numbers))
+        return found
 
     def _pass(self, function: Callable[..., Any], phase: int = 0) -> Pass:
         # An empty shard is not worth a compilation.
         return (compiled if self.fused and self.size else functools.partial)(function, self.score, phase)
 
-    def _piece(self, start: int, stop: int) -> "ScoredWeights":
-        # Every piece reads the single numbers of the state; only the last one may write them.
-        state = {
-            name: tensor[start:stop] if tensor.dim() else tensor if stop == self.size else tensor.clone()
-            for name, tensor in self.state.items()
-        }
-        return ScoredWeights(self.score, self.weight[start:stop], state, self.start + start, self.fused, self.name)
-
-    def _pieces(self) -> Iterator[tuple[int, "ScoredWeights"]]:
-        if self.fused or self.size <= PIECE:
-            yield 0, self
+    def _pieces(self, size: int) -> Iterator[tuple[int, Tensor, State]]:
+        """The first `size` weights with their state, and where each piece starts; one piece for compiled passes."""
+        if size == self.size and (self.fused or size <= PIECE):
+            yield 0, self.weight, self.state
             return
-        for start in range(0, self.size, PIECE):
-            yield start, self._piece(start, min(start + PIECE, self.size))
+        step = size if self.fused else PIECE
+        for start in range(0, size, step):
+            stop = min(start + step, size)
+            # Every piece reads the single numbers of the state; only the last one may write them.
+            state = {
+                name: tensor[start:stop] if tensor.dim() else tensor if stop == self.size else tensor.clone()
+                for name, tensor in self.state.items()
+            }
+            yield start, self.weight[start:stop], state
 
 
 class _Recorder(Tensor):
@@ -157,10 +163,10 @@ def names_read(score: Score) -> tuple[str, ...]:
 
     A learned score reads neither the weights nor the moments of its optimizer.
     """
-    tensors = {**score.init(1, torch.device("cpu")), "": torch.zeros(1)}
-    state = {name: tensor.as_subclass(_Recorder) for name, tensor in tensors.items()}
-    found = score.value(state, state[""])
-    return tuple(name for name, tensor in state.items() if tensor.is_read or tensor is found)
+    weight = torch.zeros(1).as_subclass(_Recorder)
+    state = {name: own.as_subclass(_Recorder) for name, own in score.init(1, torch.device("cpu")).items()}
+    value = score.value(dict(state), weight)
+    return tuple(name for name, own in {**state, "": weight}.items() if own.is_read or own is value)
 
 
 def _gathered(tensors: Sequence[Tensor], index: Sequence[Tensor], width: int = 1) -> Tensor:

@@ -34,8 +34,7 @@ class SliceRanking(Ranking):
         self._matrix = {matrix.name: matrix for matrix in matrices}
         starts = accumulate((group.count for group in groups), initial=0)
         pools = [
-            GroupPool(score, group, lambda name: self._matrix[name].rows, start, matrices[0].device)
-            for group, start in zip(groups, starts, strict=False)
+            GroupPool(score, group, start, matrices[0].device) for group, start in zip(groups, starts, strict=False)
         ]
         super().__init__(score, matrices, ranks, pools, sum(int(pool.sizes.sum()) for pool in pools))
 
