@@ -115,44 +115,44 @@ def own_rows(parameter: Tensor, given: Tensor) -> Tensor:
 def ranks_of(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Ranks:
     """The ranks that the parameters are sharded over; other ways to shard than by rows are refused."""
     _refuse_other_ways(model, parameters)
-    sharded: dict[str, Any] = {name: p for name, p in parameters.items() if is_sharded(p)}
+    sharded = [name for name, parameter in parameters.items() if is_sharded(parameter)]
     if not sharded:
         return ALONE
-    whole = next((name for name in parameters if name not in sharded), None)
-    if whole is not None:
-        raise ValueError(
-            f"{whole!r} is whole on each rank and {next(iter(sharded))!r} is sharded; "
-            "give all prunable matrices to fully_shard, or leave that one out with exclude"
-        )
-    mesh = next(iter(sharded.values())).device_mesh
-    for name, parameter in sharded.items():
-        if parameter.device_mesh.ndim != 1:
-            raise ValueError(
-                f"{name!r} lies on a mesh of {parameter.device_mesh.ndim} dimensions; "
+    mesh = parameters[sharded[0]].device_mesh  # type: ignore[attr-defined]
+    for name, parameter in parameters.items():
+        own: Any = parameter
+        if name not in sharded:
+            reason = (
+                f"is whole on each rank and {sharded[0]!r} is sharded; "
+                "give all prunable matrices to fully_shard, or leave that one out with exclude"
+            )
+        elif own.device_mesh.ndim != 1:
+            reason = (
+                f"lies on a mesh of {own.device_mesh.ndim} dimensions; "
                 "platon follows one: give fully_shard a one-dimensional mesh"
             )
-        if parameter.device_mesh != mesh:
-            raise ValueError(f"{name!r} lies on a mesh of its own; give fully_shard the same mesh for every module")
-        (place,) = parameter.placements
-        if not place.is_shard(0):
-            raise ValueError(
-                f"{name!r} is placed as {place}; platon follows Shard(0): leave shard_placement_fn out of fully_shard"
+        elif own.device_mesh != mesh:
+            reason = "lies on a mesh of its own; give fully_shard the same mesh for every module"
+        elif not own.placements[0].is_shard(0):
+            reason = (
+                f"is placed as {own.placements[0]}; "
+                "platon follows Shard(0): leave shard_placement_fn out of fully_shard"
             )
+        else:
+            continue
+        raise ValueError(f"{name!r} {reason}")
     return Ranks(mesh.get_group())
 
 
 def _refuse_other_ways(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
     first_version = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
     if first_version is not None and any(isinstance(module, first_version) for module in model.modules()):
-        raise ValueError(
-            "the model is wrapped in FullyShardedDataParallel, which flattens its matrices; "
-            "use torch.distributed.fsdp.fully_shard"
-        )
-    if any(hasattr(parameter, "ds_id") for parameter in parameters.values()):
-        raise ValueError(
-            "the model belongs to a DeepSpeed ZeRO-3 engine, which keeps the weights where platon cannot see them; "
-            "use torch.distributed.fsdp.fully_shard"
-        )
+        reason = "is wrapped in FullyShardedDataParallel, which flattens its matrices"
+    elif any(hasattr(parameter, "ds_id") for parameter in parameters.values()):
+        reason = "belongs to a DeepSpeed ZeRO-3 engine, which keeps the weights where platon cannot see them"
+    else:
+        return
+    raise ValueError(f"the model {reason}; use torch.distributed.fsdp.fully_shard")
 
 
 def reshard(model: nn.Module) -> None:

@@ -216,12 +216,11 @@ def preview(
     """The scores at each matrix's `index` as `update` will make them; nothing is changed."""
     score, found = matrices[0].score, list[Tensor]()
     for has_gradient in (True, False):
-        own = [i for i, gradient in enumerate(gradients) if (gradient is not None) == has_gradient]
-        if own:
-            places = [index[i] for i in own]
-            weight = _gathered([matrices[i].weight for i in own], places)
-            state = {name: _gathered([matrices[i].state[name] for i in own], places) for name in matrices[0].state}
-            sampled = [gradient for gradient in gradients if gradient is not None]
+        chosen = [own for own in zip(matrices, index, gradients, strict=True) if (own[2] is not None) == has_gradient]
+        if chosen:
+            own, places, sampled = zip(*chosen, strict=True)
+            weight = _gathered([matrix.weight for matrix in own], places)
+            state = {name: _gathered([matrix.state[name] for matrix in own], places) for name in own[0].state}
             signal = passes.signal_of(weight, _gathered(sampled, places)) if has_gradient else None
             found.append(score.value(score.update(state | score.factors(state), signal, phase), weight))
     return torch.cat([value.to(matrices[0].device) for value in found])

@@ -55,31 +55,25 @@ class Cut:
             shard.mask(*(bound.to(shard.device) for bound in own), target, scratch[shard.device])
 
 
-def update_and_find_cut(
-    shards: Sequence[ScoredWeights],
-    gradients: Sequence[Tensor | None],
-    phase: int,
-    k: int,
-    total: int,
-    ranks: Ranks = ALONE,
-) -> Cut:
-    """Take the gradients into the scores, then find the cut that keeps exactly `k` of `total` units.
+def update_and_count(
+    shards: Sequence[ScoredWeights], gradients: Sequence[Tensor | None], phase: int, k: int, total: int, ranks: Ranks
+) -> Pivots | None:
+    """Take the gradients into the scores.
 
-    Large models sample the new scores first, so that one pass both updates all scores and counts them around the cut.
+    Large models sample the new scores first, so that the same pass counts them around the k-th: the pivots for
+    `find_cut`.
     """
+    pairs = list(zip(shards, gradients, strict=True))
     if total <= _SMALL:
-        for shard, gradient in zip(shards, gradients, strict=True):
+        for shard, gradient in pairs:
             shard.update(gradient, phase)
-        return find_cut(shards, k, total, ranks=ranks)
+        return None
     sample = preview(shards, _sample(shards, total), gradients, phase)
     pivots = pick_pivots(ranks.gather(sample)[None], k, total)
-    counts = [
-        shard.update(gradient, phase, pivots.value[0].to(shard.device))
-        for shard, gradient in zip(shards, gradients, strict=True)
-    ]
+    counts = [shard.update(gradient, phase, pivots.value[0].to(shard.device)) for shard, gradient in pairs]
     home = pivots.value.device
     here = torch.stack([count.to(home) for count in counts if count is not None]).sum(0, keepdim=True)  # in int64
-    return find_cut(shards, k, total, pivots.counted(ranks.sum(here)), ranks)
+    return pivots.counted(ranks.sum(here))
 
 
 def find_cut(
@@ -100,9 +94,8 @@ def find_cut(
         return Cut(*Bracket(shards, -all_scores, all_scores, ranks).cut(k, room))
     if pivots is None:
         sample = values_at(shards, _sample(shards, total))
-        columns = sample.view(
-            parts, sample.numel() // parts
-        ).T  # a column a part, so that those of other ranks fit below
+        # A column a part, so that those of other ranks fit below.
+        columns = sample.view(parts, sample.numel() // parts).T
         pivots = pick_pivots(ranks.gather(columns.flatten()).view(-1, parts).T, k, total)
         pivots = pivots.counted(count(shards, pivots.value, ranks)[:, :-1])
     bracket = Bracket(shards, *pivots.narrow(k), ranks)

@@ -1,6 +1,6 @@
 """The ranking of units of many weights: few enough that all of them are sorted."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Literal
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from platon.engine.matrix import Matrix
 from platon.engine.ranking.bits import pack
+from platon.engine.ranking.passes import signal_of
 from platon.engine.ranking.pool import GroupPool, how_many
 from platon.engine.ranking.ranking import Ranking
 from platon.engine.score import Above, Score, TopK, nan_error
@@ -39,14 +40,14 @@ class SliceRanking(Ranking):
         super().__init__(score, matrices, ranks, pools, sum(int(pool.sizes.sum()) for pool in pools))
 
     def update(self, phase: int) -> None:
-        sums = self._over_ranks([pool.group.reduce(self._products) for pool in self.pools])
         gates = [self.score.gate(pool.state, settled=False) for pool in self.pools]  # those of the forward pass
-        for pool, total in zip(self.pools, sums, strict=True):
+        for pool, total in zip(self.pools, self._sums(_products), strict=True):
             signal = None if total is None else (total / pool.sizes if self.score.averages_signal else total).float()
             pool.update(self.score, signal, phase)
         for matrix, gate in self._expanded(gates):
-            if matrix.gradient is not None:
-                matrix.gradient.view(matrix.shape).mul_(gate)
+            gradient = matrix.gradient
+            if gradient is not None:
+                gradient.view(matrix.shape).mul_(gate)
 
     def keep_top(self, choice: TopK, phase: int | None) -> None:
         """Of all pools together, or of each, the best units that fit into round(keep · N) weights, and at least one.
@@ -107,30 +108,31 @@ class SliceRanking(Ranking):
 
     def _values(self) -> list[Tensor]:
         """The scores of all units."""
-        sums = self._over_ranks([pool.group.reduce(self._magnitudes) for pool in self.pools])
         values = []
-        for pool, total in zip(self.pools, sums, strict=True):
+        for pool, total in zip(self.pools, self._sums(_magnitudes), strict=True):
             assert total is not None
             values.append(self.score.value(pool.state, (total / pool.sizes).float()))
             if bool(values[-1].isnan().any()):
                 raise nan_error(pool.name)
         return values
 
-    def _products(self, name: str) -> Tensor | None:
-        matrix = self._matrix[name]
-        gradient = matrix.gradient
-        return None if gradient is None else (matrix.weight.float() * gradient.float()).view(matrix.shape)
-
-    def _magnitudes(self, name: str) -> Tensor:
-        return self._matrix[name].weight.abs().view(self._matrix[name].shape)
-
-    def _over_ranks(self, sums: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Added over the ranks, all in one message; a group without gradients has none on any rank."""
-        here = [None if total is None else total.to(self.matrices[0].device) for total in sums]
+    def _sums(self, values: Callable[[Matrix], Tensor | None]) -> list[Tensor | None]:
+        """The sums over each unit, of all ranks in one message; a group without gradients has none on any rank."""
+        found = [pool.group.reduce(lambda name: values(self._matrix[name])) for pool in self.pools]
+        here = [None if total is None else total.to(self.matrices[0].device) for total in found]
         if self.ranks.group is None or not (there := [total for total in here if total is not None]):
             return here
         added = iter(torch.split(self.ranks.sum(torch.cat(there)), [total.numel() for total in there]))
         return [None if total is None else next(added) for total in here]
+
+
+def _products(matrix: Matrix) -> Tensor | None:
+    gradient = matrix.gradient
+    return None if gradient is None else signal_of(matrix.weight, gradient).view(matrix.shape)
+
+
+def _magnitudes(matrix: Matrix) -> Tensor:
+    return matrix.weight.abs().view(matrix.shape)
 
 
 def _fill(pools: Sequence[GroupPool], values: Sequence[Tensor], keep: float) -> list[Tensor]:

@@ -9,12 +9,12 @@ from torch import Tensor
 from platon.engine.activation import InputNorms
 from platon.engine.matrix import Matrix
 from platon.engine.ranking import bits, row
-from platon.engine.ranking.bracket import count, refuse_nan
+from platon.engine.ranking.bracket import count
 from platon.engine.ranking.compiling import worth_compiling
 from platon.engine.ranking.pool import MatrixPool, how_many
 from platon.engine.ranking.ranking import Ranking
 from platon.engine.ranking.scored import ScoredWeights, names_read
-from platon.engine.ranking.select import Cut, find_cut, update_and_find_cut
+from platon.engine.ranking.select import Cut, find_cut, update_and_count
 from platon.engine.score import Above, Score, TopK, nan_error
 from platon.engine.shard import Ranks, laid_out_as
 
@@ -56,11 +56,9 @@ class WeightRanking(Ranking):
                 _keep_all(pools)
                 continue
             shards = self._scored(pools)
-            if phase is None:
-                cut = find_cut(shards, k, total, ranks=self.ranks, parts=parts)
-            else:
-                gradients = [pool.matrix.gradient for pool in pools]
-                cut = update_and_find_cut(shards, gradients, phase, k, total, self.ranks)
+            gradients = [pool.matrix.gradient for pool in pools]
+            pivots = None if phase is None else update_and_count(shards, gradients, phase, k, total, self.ranks)
+            cut = find_cut(shards, k, total, pivots, self.ranks, parts)
             cut.apply(shards, [pool.bits for pool in pools])
             if choice.scope == "global":
                 self.cut = cut.value[0]
@@ -97,8 +95,9 @@ class WeightRanking(Ranking):
         values = [choice.value] if choice.watched is None else [choice.value, choice.watched]
         beyond = torch.nextafter(torch.tensor(values), torch.tensor(torch.inf)).to(self.matrices[0].device)
         counts = count(shards, beyond.expand(len(shards), -1), self.ranks).tolist()
-        if any(own[-1] for own in counts):
-            refuse_nan(shards, self.ranks)
+        for pool, (*_, nans) in zip(self.pools, counts, strict=True):
+            if nans:
+                raise nan_error(pool.name)
         kept = 0
         above: list[tuple[ScoredWeights, Tensor]] = []
         for pool, shard, (number, *_) in zip(self.pools, shards, counts, strict=True):
