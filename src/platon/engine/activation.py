@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,25 +39,22 @@ class InputNorms:
                         f"the inputs of {wanted[id(parameter)]!r} cannot be read, because its module, "
                         f"{type(module).__name__}, is no linear layer; leave it out with exclude, or use magnitude"
                     )
-                self._handles.append(module.register_forward_pre_hook(self._hook(wanted[id(parameter)])))
+                self._handles.append(module.register_forward_pre_hook(partial(self._count, wanted[id(parameter)])))
 
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._inputs = named_inputs(model, args, kwargs)
         self._counting = self._calibrating or (model.training and torch.is_grad_enabled())
 
-    def _hook(self, name: str) -> Any:
-        @torch.no_grad()
-        def count(module: nn.Module, args: tuple[Any, ...]) -> None:
-            if not self._counting:
-                return
-            x: Tensor = args[0].detach()
-            mask = token_mask(self._inputs, x) if x.dim() == 3 else None
-            if mask is not None:
-                x = x * mask[..., None]
-            square = torch.linalg.vector_norm(x.flatten(0, -2), dim=0, dtype=torch.float32).double() ** 2
-            self._squares[name] = square + self._squares.get(name, 0)
-
-        return count
+    @torch.no_grad()
+    def _count(self, name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if not self._counting:
+            return
+        x: Tensor = args[0].detach()
+        mask = token_mask(self._inputs, x) if x.dim() == 3 else None
+        if mask is not None:
+            x = x * mask[..., None]
+        square = torch.linalg.vector_norm(x.flatten(0, -2), dim=0, dtype=torch.float32).double() ** 2
+        self._squares[name] = square + self._squares.get(name, 0)
 
     def take(self, matrix: Matrix) -> Tensor | None:
         """The norms since the last call, in float32, a mean over processes; `None` if nothing was multiplied."""

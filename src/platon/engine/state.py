@@ -27,37 +27,36 @@ def local_tensors(ranking: Ranking, store: InPlace) -> Tensors:
 
 def full_tensors(ranking: Ranking, store: InPlace) -> Tensors:
     """The same for any number of ranks: in a parameter's shape and sharded as it is, masks as bools."""
+    matrices = _by_weight(ranking)
     kept = {f"{pool.name}:mask": pool.kept() for pool in ranking.pools}
     return {
-        name: tensor if matrix is None or not tensor.dim() else laid_out_as(matrix.parameter, kept.get(name, tensor))
-        for name, tensor, matrix in _with_matrices(ranking, local_tensors(ranking, store))
+        name: laid_out_as(matrices[name].parameter, kept.get(name, tensor)) if name in matrices else tensor
+        for name, tensor in local_tensors(ranking, store).items()
     }
 
 
 def own_tensors(ranking: Ranking, given: Mapping[str, Tensor]) -> Tensors:
     """What belongs to this process, of tensors in either of the two forms."""
     found = dict(given)
-    for name, tensor, matrix in _with_matrices(ranking, given):
-        if matrix is None or not _is_dense(tensor) or not tensor.dim():
+    for name, matrix in _by_weight(ranking).items():
+        tensor = found.get(name)
+        if tensor is None or not _is_dense(tensor) or not tensor.dim():
             continue
         if name.endswith(":mask") and tensor.dtype == torch.uint8:
             if matrix.size == matrix.total or 8 * tensor.numel() < matrix.total:
                 continue
             tensor = unpack(tensor, matrix.total)
         own = own_rows(matrix.parameter, tensor)
-        found[name] = pack(own.clone()) if own.dtype == torch.bool else own
+        found[name] = pack(own.reshape(-1).clone()) if own.dtype == torch.bool else own
     return found
 
 
-def _with_matrices(ranking: Ranking, tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor, Matrix | None]]:
-    """Each tensor with the matrix whose shape it has, if it has one of a matrix."""
-    full = {matrix.name: matrix for matrix in ranking.matrices}
-    by_weight = {pool.name: pool.matrix for pool in ranking.pools if pool.matrix is not None}
-    return [
-        (name, tensor, (full if key == "full" else by_weight).get(place))
-        for name, tensor in tensors.items()
-        for place, _, key in [name.rpartition(":")]
-    ]
+def _by_weight(ranking: Ranking) -> dict[str, Matrix]:
+    """The names of tensors with one number a weight, and the matrix of these weights."""
+    places = [(pool, pool.matrix) for pool in ranking.pools if pool.matrix is not None]
+    found = {f"{pool.name}:mask": matrix for pool, matrix in places}
+    found |= {f"{pool.name}:{key}": matrix for pool, matrix in places for key in pool.state if pool.state[key].dim()}
+    return found | {f"{matrix.name}:full": matrix for matrix in ranking.matrices}
 
 
 def checked(given: Mapping[str, Any], mine: Mapping[str, Any], ranking: Ranking) -> Mapping[str, Any]:

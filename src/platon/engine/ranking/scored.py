@@ -75,7 +75,9 @@ class ScoredWeights:
         even = self.size - self.size % BLOCK
         found: list[tuple[Tensor, Tensor]] = []
         if even:
-            found += self._to_read()._run(passes.bracket, low, high, size=even)
+            looked = self._to_read()
+            run = looked._pass(passes.bracket)
+            found += [run(state, weight, low, high) for _, weight, state in looked._pieces(even)]
         if even < self.size or not self.size:  # behind the last whole block, or an empty shard
             value = values_at([self], [torch.arange(even, self.size, device=self.device)])
             inside = ((value >= low) & (value <= high)).sum(dtype=torch.float32)
@@ -111,16 +113,11 @@ class ScoredWeights:
         return replace(self, state={name: self.state[name] for name in self.read if name})
 
     def _run(
-        self,
-        function: Callable[..., Any],
-        *numbers: Tensor,
-        along: Tensor | None = None,
-        phase: int = 0,
-        size: int | None = None,
+        self, function: Callable[..., Any], *numbers: Tensor, along: Tensor | None = None, phase: int = 0
     ) -> list[Any]:
-        """What a pass gives for each piece, up to `size`; `along` is as long as the weights, and cut as they are."""
+        """What a pass gives for each piece; `along` is as long as the weights, and cut as they are."""
         run, found = self._pass(function, phase), list[Any]()
-        for start, weight, state in self._pieces(self.size if size is None else size):
+        for start, weight, state in self._pieces(self.size):
             own = () if along is None else (along[start : start + weight.numel()],)
             found.append(run(state, weight, *own, *numbers))
         return found
