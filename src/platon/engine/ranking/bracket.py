@@ -87,8 +87,8 @@ class Bracket:
             positions, order = positions.sort()
             values = values[order]
         sizes = [self.parts[i].within for i in chosen]
-        rows = pad_sequence(torch.split(values, sizes), batch_first=True, padding_value=-math.inf)
-        places = pad_sequence(torch.split(positions, sizes), batch_first=True)
+        rows = pad_sequence(list(torch.split(values, sizes)), batch_first=True, padding_value=-math.inf)
+        places = pad_sequence(list(torch.split(positions, sizes)), batch_first=True)
         # Stable, so that among equal scores the first positions come first, and the padding last.
         ranking = rows.sort(descending=True, stable=True)
         nth = torch.tensor([[k - self.parts[i].above - 1] for i in chosen], device=self.low.device)

@@ -50,9 +50,10 @@ class Cut:
         starts, sizes = torch.tensor([(shard.start, shard.size) for shard in shards]).T.to(self.position.device)
         # How many units of each shard lie at the boundary's position or before.
         lasts = (for_each(shards, self.position) + 1 - starts).clamp(min=0).minimum(sizes).to(torch.int32)
-        bounds = (for_each(shards, self.value), for_each(shards, beyond), lasts)
-        for shard, target, *own in zip(shards, bits, *bounds, strict=True):
-            shard.mask(*(bound.to(shard.device) for bound in own), target, scratch[shard.device])
+        bounds = for_each(shards, self.value), for_each(shards, beyond), lasts
+        for shard, target, cut, next_cut, last in zip(shards, bits, *bounds, strict=True):
+            here = shard.device
+            shard.mask(cut.to(here), next_cut.to(here), last.to(here), target, scratch[here])
 
 
 def update_and_count(
