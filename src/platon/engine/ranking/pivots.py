@@ -45,7 +45,7 @@ class Pivots:
         return low, high
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=64)  # every selection asks for the same ones again
 def sample_index(size: int, total: int, device: torch.device) -> Tensor:
     """Positions of a matrix's part of the sample: one in each of equal strips, at a place that follows no period."""
     # Large enough that the range that it leads to holds few candidates.

@@ -65,7 +65,10 @@ class WeightRanking(Ranking):
         self.kept_count = kept
 
     def _cut_together(self, choice: TopK) -> list[tuple[Sequence[MatrixPool], int]]:
-        """Pools, and of how many parts they are that are cut alike: one part, or matrices of one shape on all ranks."""
+        """Pools, and how many parts they are: all matrices as one part, or each of those of one shape as a part.
+
+        The shapes are those of whole matrices, so that all ranks cut the same ones together.
+        """
         if choice.scope == "global":
             return [(self.pools, 1)]
         alike: dict[torch.Size, list[MatrixPool]] = {}
