@@ -116,7 +116,7 @@ def measure(millions: int, rounds: int) -> dict[str, object]:
 
     def score() -> None:
         with torch.no_grad():
-            pruner._ranking.backend.update(0)
+            pruner._ranking.update(0)
 
     def prune() -> None:
         with torch.no_grad():
@@ -153,7 +153,7 @@ def measure(millions: int, rounds: int) -> dict[str, object]:
     state = sum(t.nbytes for t in pruner.state_dict()["tensors"].values())
     return {
         "prunable_weights": count,
-        "fused": pruner._ranking.backend.fused,
+        "fused": pruner._ranking.fused,
         "threads": torch.get_num_threads(),
         "rounds": rounds,
         "milliseconds": {name: round(1000 * value, 2) for name, value in middle.items()},

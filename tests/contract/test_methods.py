@@ -432,7 +432,7 @@ def test_compiled_passes_keep_exactly_k(method: str, bert: PreTrainedModel, monk
     monkeypatch.setattr(compiling, "COMPILE_FROM", 1)
     schedule = platon.Cubic(final=0.1, total=80, cooldown=40, warmup=0, every=1)
     run = Run(bert.config, method, schedule)
-    assert run.pruner._ranking.backend.fused
+    assert run.pruner._ranking.fused
     for step in range(1, schedule.total + 1):
         run.train(step)
         keep = schedule(step)
@@ -449,7 +449,7 @@ def test_compiled_passes_resume_and_leave_the_random_states_alone(
     monkeypatch.setattr(compiling, "COMPILE_FROM", 1)
     states = random.getstate(), str(np.random.get_state())
     run = Run(bert.config, method, EVERY_FOURTH)
-    assert run.pruner._ranking.backend.fused
+    assert run.pruner._ranking.fused
     # The warm-up is dense, so that eager and compiled passes leave the same weights, and the same random state.
     # Hard concrete has gates from its first step on, and a compiled logarithm rounds in its own way.
     fused_start = run.train(2).everything()

@@ -2,15 +2,16 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from platon.engine.distillation.kind import token_mask
-from platon.engine.distillation.output import named_inputs
 from platon.engine.matrix import Matrix
+from platon.engine.output import named_inputs, token_mask
+from platon.engine.shard import everyone
 from platon.engine.topology import is_conv1d
 
 
@@ -37,34 +38,30 @@ class InputNorms:
                         f"the inputs of {wanted[id(parameter)]!r} cannot be read, because its module, "
                         f"{type(module).__name__}, is no linear layer; leave it out with exclude, or use magnitude"
                     )
-                self._handles.append(module.register_forward_pre_hook(self._hook(wanted[id(parameter)])))
+                self._handles.append(module.register_forward_pre_hook(partial(self._count, wanted[id(parameter)])))
 
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._inputs = named_inputs(model, args, kwargs)
         self._counting = self._calibrating or (model.training and torch.is_grad_enabled())
 
-    def _hook(self, name: str) -> Any:
-        @torch.no_grad()
-        def count(module: nn.Module, args: tuple[Any, ...]) -> None:
-            if not self._counting:
-                return
-            x: Tensor = args[0].detach()
-            mask = token_mask(self._inputs, x) if x.dim() == 3 else None
-            if mask is not None:
-                x = x * mask[..., None]
-            square = torch.linalg.vector_norm(x.flatten(0, -2), dim=0, dtype=torch.float32).double() ** 2
-            self._squares[name] = self._squares[name] + square if name in self._squares else square
-
-        return count
+    @torch.no_grad()
+    def _count(self, name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if not self._counting:
+            return
+        x: Tensor = args[0].detach()
+        mask = token_mask(self._inputs, x) if x.dim() == 3 else None
+        if mask is not None:
+            x = x * mask[..., None]
+        square = torch.linalg.vector_norm(x.flatten(0, -2), dim=0, dtype=torch.float32).double() ** 2
+        self._squares[name] = square + self._squares.get(name, 0)
 
     def take(self, matrix: Matrix) -> Tensor | None:
         """The norms since the last call, in float32, a mean over processes; `None` if nothing was multiplied."""
-        square = self._squares.pop(matrix.name, None)
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+        square, ranks = self._squares.pop(matrix.name, None), everyone()
+        if ranks.group is not None:
             # On every process, whether or not it has seen inputs of this matrix: all of them must take part.
             square = torch.zeros(matrix.inputs, dtype=torch.float64, device=matrix.device) if square is None else square
-            torch.distributed.all_reduce(square)
-            square /= torch.distributed.get_world_size()  # with the same batch everywhere, the square of one process
+            square = ranks.sum(square) / ranks.count  # with the same batch everywhere, the square of one process
         return None if square is None or not bool(square.any()) else square.sqrt().float()
 
     @contextmanager

@@ -15,10 +15,12 @@ from platon.engine.activation import InputNorms
 from platon.engine.hooks import RelativeRate, StepHook, attach
 from platon.engine.matrix import check_in_place, locate
 from platon.engine.ranking.ranking import Ranking
+from platon.engine.ranking.slice_ranking import SliceRanking
+from platon.engine.ranking.weight_ranking import WeightRanking
 from platon.engine.schedule import Ramp, Schedule, checked_keep
 from platon.engine.scope import check_share
 from platon.engine.score import Score, StepInfo, checked_choice
-from platon.engine.shard import ranks_of, reshard, same_on_all
+from platon.engine.shard import everyone, ranks_of, reshard
 from platon.engine.smoothed import Platon
 from platon.engine.steering import Steering
 from platon.engine.store import Aside, InPlace
@@ -76,7 +78,11 @@ class Pruner:
         if self._ramp is not None:
             check_share(self.score.scope, self._ramp.share(sys.maxsize))
         self._norms = InputNorms(model, matrices) if self.score.reads == "inputs" else None
-        self._ranking = Ranking(self.score, matrices, self.units.groups, self._ranks, self._norms)
+        self._ranking: Ranking = (
+            SliceRanking(self.score, matrices, self.units.groups, self._ranks)
+            if self.units.groups
+            else WeightRanking(self.score, matrices, self._ranks, self._norms)
+        )
         self._store = Aside(self._ranking) if self.score.keeps_weights_aside else InPlace()
         self._controller = self.score.controller()
         self._settled = False
@@ -111,7 +117,7 @@ class Pruner:
 
     def masks(self) -> dict[str, Tensor]:
         """The last selection: a bool tensor a parameter, True = kept; sharded where the parameter is."""
-        return self._ranking.backend.masks()
+        return self._ranking.masks()
 
     def fingerprint(self) -> str:
         """A short hash of the masks: the same wherever the same weights stay, on however many ranks they lie.
@@ -122,7 +128,8 @@ class Pruner:
 
     def check_ranks(self) -> None:
         """Raise an error if the masks of the training's processes differ; all of them must call it together."""
-        if not same_on_all(int(self.fingerprint(), 16), self._ranking.matrices[0].device):
+        masks = torch.tensor([self._ranking.digest()], device=self._ranking.matrices[0].device)
+        if bool((everyone().gather(masks) != masks).any()):
             raise RuntimeError(
                 f"the masks of the ranks differ after step {self.step_count}; "
                 "give every rank the same model, the same optimizer and gradients that are averaged over all of them"
@@ -204,7 +211,6 @@ class Pruner:
             raise RuntimeError("the optimizer steps inside deterministic(); train outside of it")
         info = self._info(self.step_count + 1)
         self._store.restore()
-        self._ranking.set_numbers(info)
         self._ranking.observe(info)
         self._store.mask_gradients(self._info(self.step_count))
 
@@ -273,14 +279,14 @@ class Pruner:
         """
         ranking = self._ranking
         mine = {**self.state_dict(), "tensors": states.local_tensors(ranking, self._store)}
-        state, numbers = states.checked(state, mine, ranking)
+        state = states.checked(state, mine, ranking)
         for name, tensor in mine["tensors"].items():
             tensor.copy_(state["tensors"][name])
-        self.step_count, self._hook.skipped_count = numbers.step_count, numbers.skipped_count
-        self.keep, ranking.kept_count = numbers.keep, numbers.kept_count
+        self.step_count, self._hook.skipped_count = state["step_count"], state["skipped_count"]
+        self.keep, ranking.kept_count, cut = float(state["keep"]), state["kept_count"], state["cut"]
         home = ranking.matrices[0].device
-        ranking.cut = None if numbers.cut is None else torch.tensor(numbers.cut, dtype=torch.float32, device=home)
+        ranking.cut = None if cut is None else torch.tensor(cut, dtype=torch.float32, device=home)
         if self._controller is not None:
-            self._controller = numbers.steering
+            self._controller = Steering(**state["steering"])
         self._reshard()
         self._store.reload(self._info(self.step_count), self._settled)

@@ -21,6 +21,10 @@ class Ranks:
     def __init__(self, group: "dist.ProcessGroup | None" = None) -> None:
         self.group = group
 
+    @property
+    def count(self) -> int:
+        return 1 if self.group is None else dist.get_world_size(self.group)
+
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over the ranks, in place."""
         if self.group is not None:
@@ -35,7 +39,7 @@ class Ranks:
         """The one-dimensional tensors of all ranks, of any lengths, concatenated."""
         if self.group is None:
             return tensor
-        sizes = torch.zeros(dist.get_world_size(self.group), dtype=torch.int64, device=tensor.device)
+        sizes = torch.zeros(self.count, dtype=torch.int64, device=tensor.device)
         sizes[dist.get_rank(self.group)] = tensor.numel()
         counts: list[int] = self.sum(sizes).tolist()
         parts = [tensor.new_empty(max(counts)) for _ in counts]
@@ -47,14 +51,9 @@ class Ranks:
 ALONE = Ranks()
 
 
-def same_on_all(number: int, device: torch.device) -> bool:
-    """Whether all processes of this training have the same 64-bit number; true for a single process."""
-    if not dist.is_available() or not dist.is_initialized():
-        return True
-    halves = torch.tensor([number >> 32, number & 0xFFFFFFFF], dtype=torch.int64, device=device)
-    ends = torch.cat([halves, -halves])
-    dist.all_reduce(ends, op=dist.ReduceOp.MAX)
-    return bool((ends[:2] == -ends[2:]).all())
+def everyone() -> Ranks:
+    """All processes of this training."""
+    return Ranks(dist.group.WORLD) if dist.is_available() and dist.is_initialized() else ALONE
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -109,51 +108,51 @@ def own_rows(parameter: Tensor, given: Tensor) -> Tensor:
     if given.numel() != parameter.numel() or given.dim() not in (1, parameter.dim()):
         return given
     first, last = rows_of(parameter)
-    width = parameter.numel() // max(parameter.shape[0], 1) if parameter.dim() else 1
+    width = parameter.shape[1:].numel()
     return given.reshape(-1)[first * width : last * width]
 
 
 def ranks_of(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Ranks:
     """The ranks that the parameters are sharded over; other ways to shard than by rows are refused."""
     _refuse_other_ways(model, parameters)
-    sharded: dict[str, Any] = {name: p for name, p in parameters.items() if is_sharded(p)}
+    sharded = [name for name, parameter in parameters.items() if is_sharded(parameter)]
     if not sharded:
         return ALONE
-    whole = next((name for name in parameters if name not in sharded), None)
-    if whole is not None:
-        raise ValueError(
-            f"{whole!r} is whole on each rank and {next(iter(sharded))!r} is sharded; "
-            "give all prunable matrices to fully_shard, or leave that one out with exclude"
-        )
-    mesh = next(iter(sharded.values())).device_mesh
-    for name, parameter in sharded.items():
-        if parameter.device_mesh.ndim != 1:
-            raise ValueError(
-                f"{name!r} lies on a mesh of {parameter.device_mesh.ndim} dimensions; "
+    mesh = parameters[sharded[0]].device_mesh  # type: ignore[attr-defined]
+    for name, parameter in parameters.items():
+        own: Any = parameter
+        if name not in sharded:
+            reason = (
+                f"is whole on each rank and {sharded[0]!r} is sharded; "
+                "give all prunable matrices to fully_shard, or leave that one out with exclude"
+            )
+        elif own.device_mesh.ndim != 1:
+            reason = (
+                f"lies on a mesh of {own.device_mesh.ndim} dimensions; "
                 "platon follows one: give fully_shard a one-dimensional mesh"
             )
-        if parameter.device_mesh != mesh:
-            raise ValueError(f"{name!r} lies on a mesh of its own; give fully_shard the same mesh for every module")
-        (place,) = parameter.placements
-        if not place.is_shard(0):
-            raise ValueError(
-                f"{name!r} is placed as {place}; platon follows Shard(0): leave shard_placement_fn out of fully_shard"
+        elif own.device_mesh != mesh:
+            reason = "lies on a mesh of its own; give fully_shard the same mesh for every module"
+        elif not own.placements[0].is_shard(0):
+            reason = (
+                f"is placed as {own.placements[0]}; "
+                "platon follows Shard(0): leave shard_placement_fn out of fully_shard"
             )
+        else:
+            continue
+        raise ValueError(f"{name!r} {reason}")
     return Ranks(mesh.get_group())
 
 
 def _refuse_other_ways(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
     first_version = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
     if first_version is not None and any(isinstance(module, first_version) for module in model.modules()):
-        raise ValueError(
-            "the model is wrapped in FullyShardedDataParallel, which flattens its matrices; "
-            "use torch.distributed.fsdp.fully_shard"
-        )
-    if any(hasattr(parameter, "ds_id") for parameter in parameters.values()):
-        raise ValueError(
-            "the model belongs to a DeepSpeed ZeRO-3 engine, which keeps the weights where platon cannot see them; "
-            "use torch.distributed.fsdp.fully_shard"
-        )
+        reason = "is wrapped in FullyShardedDataParallel, which flattens its matrices"
+    elif any(hasattr(parameter, "ds_id") for parameter in parameters.values()):
+        reason = "belongs to a DeepSpeed ZeRO-3 engine, which keeps the weights where platon cannot see them"
+    else:
+        return
+    raise ValueError(f"the model {reason}; use torch.distributed.fsdp.fully_shard")
 
 
 def reshard(model: nn.Module) -> None:

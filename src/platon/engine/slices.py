@@ -11,14 +11,11 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from platon.engine.shard import is_sharded, rows_of
+
 
 class Index:
-    """Which unit each row (or each column) of a matrix belongs to.
-
-    Args:
-        unit: int64, the unit of each row; -1: none.
-        count: how many units there are; some may have no row here.
-    """
+    """Which unit each row (or each column) of a matrix belongs to; -1: none. Some of the units may have no row here."""
 
     def __init__(self, unit: Tensor, count: int) -> None:
         self.unit, self.count = unit, count
@@ -38,96 +35,74 @@ class Index:
         found: Tensor = torch.segment_reduce(by_unit, "sum", lengths=lengths, axis=0)
         return found
 
-    def spread(self, numbers: Tensor, elsewhere: float) -> Tensor:
-        """Each row's number, which is its unit's; `elsewhere` for rows of no unit."""
+    def spread(self, numbers: Tensor) -> Tensor:
+        """Each row's number, which is its unit's; 1 (no gate, not pruned) for rows of no unit."""
         unit = self.unit.to(numbers.device)
         found = numbers.index_select(0, unit.clamp(min=0))
-        if int(self.lengths.sum()) == len(self.unit):
-            return found
-        return torch.where((unit >= 0).view(-1, *[1] * (numbers.dim() - 1)), found, numbers.new_tensor(elsewhere))
+        return found if len(self._order) == len(unit) else found.masked_fill(unit[:, None] < 0, 1)
 
 
 @dataclass(frozen=True)
 class Slice:
     """How the units of a group lie in one matrix: as rows, as columns or, with both, as rectangles.
 
-    Args:
-        name: the parameter's.
-        parameter: two-dimensional.
-        rows: the units of its rows; `None`: a unit takes whole columns.
-        columns: the units of its columns; `None`: a unit takes whole rows. With both, rectangle (r, c) is unit
-            r · columns.count + c.
+    Rectangle (r, c) is unit r · columns.count + c.
     """
 
     name: str
     parameter: nn.Parameter
-    rows: Index | None = None
-    columns: Index | None = None
+    rows: Index | None = None  # the units of its rows; `None`: a unit takes whole columns
+    columns: Index | None = None  # the units of its columns; `None`: a unit takes whole rows
 
     @cached_property
     def sizes(self) -> Tensor:
         """Weights of each unit in this matrix."""
         height, width = self.parameter.shape
-        if self.rows is not None and self.columns is not None:
-            return (self.rows.lengths[:, None] * self.columns.lengths).view(-1)
-        if self.rows is not None:
-            return self.rows.lengths * width
-        assert self.columns is not None
-        return self.columns.lengths * height
+        rows = torch.tensor([height]) if self.rows is None else self.rows.lengths
+        columns = torch.tensor([width]) if self.columns is None else self.columns.lengths
+        return (rows[:, None] * columns).view(-1)
 
-    def of_rows(self, first: int, last: int) -> "Slice":
-        """The same units in these rows alone: what a rank has of a sharded matrix."""
-        if self.rows is None or (first == 0 and last == len(self.rows.unit)):
+    def here(self) -> "Slice":
+        """The same units in the rows that this rank has of a sharded matrix."""
+        if self.rows is None or not is_sharded(self.parameter):
             return self
+        first, last = rows_of(self.parameter)
         return replace(self, rows=Index(self.rows.unit[first:last], self.rows.count))
 
     def reduce(self, values: Tensor) -> Tensor:
         """The sum of `values`, of the shape of the matrix or of these rows, over each unit; in float64."""
-        if self.rows is not None and self.columns is not None:
-            return self.columns.sum(self.rows.sum(values.double()).T).T.reshape(-1)
-        if self.rows is not None:
+        if self.rows is None:
+            assert self.columns is not None
+            return self.columns.sum(values.sum(0, dtype=torch.float64))
+        if self.columns is None:
             return self.rows.sum(values.sum(1, dtype=torch.float64))
-        assert self.columns is not None
-        return self.columns.sum(values.sum(0, dtype=torch.float64))
+        return self.columns.sum(self.rows.sum(values.double()).T).T.reshape(-1)
 
-    def expand(self, numbers: Tensor, elsewhere: float = 1) -> Tensor:
+    def expand(self, numbers: Tensor) -> Tensor:
         """Each weight's number, which is its unit's, in a shape that broadcasts to the matrix's."""
-        if self.rows is not None and self.columns is not None:
-            by_rows = self.rows.spread(numbers.view(self.rows.count, self.columns.count), elsewhere)
-            return self.columns.spread(by_rows.T, elsewhere).T
+        found = numbers.view(1 if self.rows is None else self.rows.count, -1)
         if self.rows is not None:
-            return self.rows.spread(numbers, elsewhere)[:, None]
-        assert self.columns is not None
-        return self.columns.spread(numbers, elsewhere)[None, :]
+            found = self.rows.spread(found)
+        return found if self.columns is None else self.columns.spread(found.T).T
 
 
 @dataclass(frozen=True)
 class Group:
-    """Units that are cut from the same matrices: the heads of one attention, the columns of one matrix.
+    """Units that are cut from the same matrices: the heads of one attention, the columns of one matrix."""
 
-    Args:
-        name: the module or parameter that they belong to.
-        count: how many units there are.
-        slices: where their weights are.
-        spare: so many units stay whatever their score, the best of them.
-    """
-
-    name: str
-    count: int
-    slices: tuple[Slice, ...]
-    spare: int = 0
+    name: str  # the module or parameter that they belong to
+    count: int  # how many units there are
+    slices: tuple[Slice, ...]  # where their weights are
+    spare: int = 0  # so many units stay whatever their score, the best of them
 
     @cached_property
     def sizes(self) -> Tensor:
         """Weights of each unit."""
         return _sum(part.sizes for part in self.slices)
 
-    def of_rows(self, rows: Callable[[str], tuple[int, int]]) -> "Group":
-        """The same units in a rank's rows; `rows` gives the first row, and the one after the last, of a matrix."""
-        sizes = self.sizes
-        here = replace(self, slices=tuple(part.of_rows(*rows(part.name)) for part in self.slices))
-        here.__dict__["sizes"] = sizes  # of whole units, wherever their rows are
-        return here
+    def here(self) -> "Group":
+        """The same units in the rows that this rank has of each matrix."""
+        return replace(self, slices=tuple(part.here() for part in self.slices))
 
     def reduce(self, values: Callable[[str], Tensor | None]) -> Tensor | None:
         """The sum over each unit, in float64; `values` gives the numbers of a matrix, in its shape, or none."""

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,24 +12,11 @@ from platon.engine.ranking.bits import pack, unpack
 from platon.engine.ranking.ranking import Ranking
 from platon.engine.schedule import checked_count, checked_keep
 from platon.engine.shard import laid_out_as, own_rows
-from platon.engine.steering import Steering
 from platon.engine.store import InPlace
 
 FORMAT = 2
 
 Tensors = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """The single numbers of a pruner's state, checked."""
-
-    step_count: int
-    skipped_count: int
-    kept_count: int
-    keep: float
-    cut: float | None
-    steering: Steering
 
 
 def local_tensors(ranking: Ranking, store: InPlace) -> Tensors:
@@ -41,56 +27,54 @@ def local_tensors(ranking: Ranking, store: InPlace) -> Tensors:
 
 def full_tensors(ranking: Ranking, store: InPlace) -> Tensors:
     """The same for any number of ranks: in a parameter's shape and sharded as it is, masks as bools."""
+    matrices = _by_weight(ranking)
     kept = {f"{pool.name}:mask": pool.kept() for pool in ranking.pools}
     return {
-        name: tensor if matrix is None or not tensor.dim() else laid_out_as(matrix.parameter, kept.get(name, tensor))
-        for name, tensor, matrix in _with_matrices(ranking, local_tensors(ranking, store))
+        name: laid_out_as(matrices[name].parameter, kept.get(name, tensor)) if name in matrices else tensor
+        for name, tensor in local_tensors(ranking, store).items()
     }
 
 
 def own_tensors(ranking: Ranking, given: Mapping[str, Tensor]) -> Tensors:
     """What belongs to this process, of tensors in either of the two forms."""
-    found: Tensors = {}
-    for name, tensor, matrix in _with_matrices(ranking, given):
-        if matrix is None or not _is_dense(tensor) or not tensor.dim():
-            found[name] = tensor
+    found = dict(given)
+    for name, matrix in _by_weight(ranking).items():
+        tensor = found.get(name)
+        if tensor is None or not _is_dense(tensor) or not tensor.dim():
             continue
-        is_packed = name.endswith(":mask") and tensor.dtype == torch.uint8
-        if is_packed and (matrix.size == matrix.total or 8 * tensor.numel() < matrix.total):
-            found[name] = tensor
-            continue
-        own = own_rows(matrix.parameter, unpack(tensor, matrix.total) if is_packed else tensor)
-        found[name] = pack(own.clone()) if own.dtype == torch.bool else own
+        if name.endswith(":mask") and tensor.dtype == torch.uint8:
+            if matrix.size == matrix.total or 8 * tensor.numel() < matrix.total:
+                continue
+            tensor = unpack(tensor, matrix.total)
+        own = own_rows(matrix.parameter, tensor)
+        found[name] = pack(own.reshape(-1).clone()) if own.dtype == torch.bool else own
     return found
 
 
-def _with_matrices(ranking: Ranking, tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor, Matrix | None]]:
-    """Each tensor with the matrix whose shape it has, if it has one of a matrix."""
-    full = {matrix.name: matrix for matrix in ranking.matrices}
-    by_weight = {pool.name: pool.matrix for pool in ranking.pools if pool.matrix is not None}
-    return [
-        (name, tensor, (full if key == "full" else by_weight).get(place))
-        for name, tensor in tensors.items()
-        for place, _, key in [name.rpartition(":")]
-    ]
+def _by_weight(ranking: Ranking) -> dict[str, Matrix]:
+    """The names of tensors with one number a weight, and the matrix of these weights."""
+    places = [(pool, pool.matrix) for pool in ranking.pools if pool.matrix is not None]
+    found = {f"{pool.name}:mask": matrix for pool, matrix in places}
+    found |= {f"{pool.name}:{key}": matrix for pool, matrix in places for key in pool.state if pool.state[key].dim()}
+    return found | {f"{matrix.name}:full": matrix for matrix in ranking.matrices}
 
 
-def checked(given: Mapping[str, Any], mine: Mapping[str, Any], ranking: Ranking) -> tuple[Mapping[str, Any], Numbers]:
-    """`given` with the tensors that belong to this process, and its numbers; a ValueError says why it does not fit."""
+def checked(given: Mapping[str, Any], mine: Mapping[str, Any], ranking: Ranking) -> Mapping[str, Any]:
+    """`given` with the tensors that belong to this process; a ValueError says why it does not fit."""
     try:
         if not isinstance(given, Mapping):
             raise ValueError(f"it is of type {type(given).__name__}, not the mapping that state_dict() gives")
         if isinstance(given.get("tensors"), Mapping):
             given = {**given, "tensors": own_tensors(ranking, given["tensors"])}
         _check_fit(given, mine)
-        numbers = _checked_numbers(given, ranking.total)
+        _check_numbers(given, mine["steering"], ranking.total)
         bits = [given["tensors"][f"{pool.name}:mask"].to(pool.bits.device) for pool in ranking.pools]
-        kept = ranking.backend.count([unpack(own, pool.count) for own, pool in zip(bits, ranking.pools, strict=True)])
-        if kept != numbers.kept_count:
-            raise ValueError(f"its masks keep {kept:,} weights, but kept_count is {numbers.kept_count:,}")
+        kept = ranking.count([unpack(own, pool.count) for own, pool in zip(bits, ranking.pools, strict=True)])
+        if kept != given["kept_count"]:
+            raise ValueError(f"its masks keep {kept:,} weights, but kept_count is {given['kept_count']:,}")
     except ValueError as error:
         raise ValueError(f"this state does not fit the pruner: {error}") from None
-    return given, numbers
+    return given
 
 
 def _check_fit(given: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
@@ -108,7 +92,7 @@ def _check_fit(given: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
             raise ValueError(f"{key} is {given[key]!r} in the state and {mine[key]!r} in the pruner")
     for key, what in (("settings", "setting"), ("shapes", "parameter")):
         ours, theirs = mine[key], given[key]
-        for name in [*ours, *(name for name in theirs if name not in ours)]:
+        for name in {**ours, **theirs}:
             if name not in theirs or name not in ours:
                 raise ValueError(f"{what} {name!r} is only in the {'pruner' if name in ours else 'state'}")
             if ours[name] != theirs[name]:
@@ -130,22 +114,17 @@ def _is_dense(tensor: object) -> bool:
     return isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta
 
 
-def _checked_numbers(state: Mapping[str, Any], total: int) -> Numbers:
-    """The single numbers of `state`; an error names the first one that is not what it must be."""
-
-    def number(name: str, value: object) -> float:
+def _check_numbers(given: Mapping[str, Any], steering: Mapping[str, float], total: int) -> None:
+    """Raise an error that names the first single number that is not what it must be."""
+    checked_count(given["step_count"], "step_count")
+    checked_count(given["skipped_count"], "skipped_count")
+    checked_count(given["kept_count"], "kept_count", most=total)
+    checked_keep(given["keep"])
+    if sorted(given["steering"]) != sorted(steering):
+        raise ValueError(f"steering must hold the numbers {', '.join(steering)}, got {given['steering']!r}")
+    numbers = {f"steering {name}": given["steering"][name] for name in steering}
+    if given["cut"] is not None:
+        numbers["cut"] = given["cut"]
+    for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
             raise ValueError(f"{name} must be a number, got {value!r}")
-        return float(value)
-
-    steering, fields = state["steering"], ("penalty", "above", "slope")
-    if sorted(steering) != sorted(fields):
-        raise ValueError(f"steering must hold the numbers {', '.join(fields)}, got {steering!r}")
-    return Numbers(
-        step_count=checked_count(state["step_count"], "step_count"),
-        skipped_count=checked_count(state["skipped_count"], "skipped_count"),
-        kept_count=checked_count(state["kept_count"], "kept_count", most=total),
-        keep=checked_keep(state["keep"]),
-        cut=None if state["cut"] is None else number("cut", state["cut"]),
-        steering=Steering(**{name: number(f"steering {name}", steering[name]) for name in fields}),
-    )

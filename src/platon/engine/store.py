@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from platon.engine.matrix import Matrix
 from platon.engine.ranking.ranking import Ranking
 from platon.engine.score import StepInfo
 
@@ -54,10 +55,9 @@ class Aside(InPlace):
         changed = self._changed()
         if changed:
             self.reload(*self._shown)
-            for matrix in self._ranking.matrices:
-                if matrix.name in changed:
-                    new, full = changed[matrix.name], self._full[matrix.name]
-                    full.copy_(torch.where(new != matrix.weight, new, full))
+            for matrix, new in changed:
+                full = self._full[matrix.name]
+                full.copy_(torch.where(new != matrix.weight, new, full))
 
     def restore(self) -> None:
         self.take_changes()
@@ -78,7 +78,7 @@ class Aside(InPlace):
         masks = settled or score.applies_mask(info)
         if score.gated:
             is_masked = is_masked and masks
-            self._ranking.backend.write_gated(None if is_masked else self._full.__getitem__, settled)
+            self._ranking.write_gated(None if is_masked else self._full, settled)
         if not is_masked and masks:
             self._ranking.hold("weight")
         self._shown = info, settled
@@ -88,9 +88,8 @@ class Aside(InPlace):
         """With settled gates; a matrix that somebody else has written to since `show` stays as it is."""
         changed = self._changed()
         self.show(info, settled=True)
-        for matrix in self._ranking.matrices:
-            if matrix.name in changed:
-                matrix.weight.copy_(changed[matrix.name])
+        for matrix, new in changed:
+            matrix.weight.copy_(new)
 
     def reload(self, info: StepInfo, settled: bool) -> None:
         for matrix in self._ranking.matrices:
@@ -100,10 +99,10 @@ class Aside(InPlace):
     def tensors(self) -> dict[str, Tensor]:
         return {f"{name}:full": tensor for name, tensor in self._full.items()}
 
-    def _changed(self) -> dict[str, Tensor]:
-        """The matrices whose version tells that somebody else has written to them; copies of their weights."""
-        return {
-            matrix.name: matrix.weight.clone()
+    def _changed(self) -> list[tuple[Matrix, Tensor]]:
+        """The matrices whose version tells that somebody else has written to them, with copies of their weights."""
+        return [
+            (matrix, matrix.weight.clone())
             for matrix in self._ranking.matrices
             if self._versions.get(matrix.name, matrix.version) != matrix.version
-        }
+        ]

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from platon.engine.distillation.hidden import Layers
 from platon.engine.distillation.kind import KINDS, kind_of
 from platon.engine.distillation.lesson import Lesson
-from platon.engine.distillation.output import loss_of, named_inputs, takes_loss, unwrapped, with_loss
 from platon.engine.distillation.teacher import Precision, Teacher
+from platon.engine.output import loss_of, named_inputs, takes_loss, unwrapped, with_loss
 from platon.engine.score import checked_choice
 
 FORMAT = 1

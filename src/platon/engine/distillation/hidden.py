@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from platon.engine.distillation.divergence import relative_error, widened
-from platon.engine.distillation.kind import token_mask
-from platon.engine.distillation.output import setting, unwrapped
+from platon.engine.output import setting, token_mask, unwrapped
 from platon.engine.topology import blocks, is_conv1d, weights_of
 
 #: for each call of a block, whether it belongs to a decoder that reads an encoder, and the state that it returned

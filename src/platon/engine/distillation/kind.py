@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from platon.engine.distillation import divergence
-from platon.engine.distillation.output import IGNORED, field, positional, predicts_next, setting
+from platon.engine.output import IGNORED, field, positional, predicts_next, setting, token_mask
 
 Tensors = tuple[Tensor, ...]
 
@@ -196,15 +196,6 @@ def _recognised(model: nn.Module, output: Any) -> str | None:
         return "regression"
     if logits.dim() == 2:
         return "multi-label" if problem == "multi_label_classification" else "classes"
-    return None
-
-
-def token_mask(inputs: Mapping[str, Any], like: Tensor) -> Tensor | None:
-    """True where a token is no padding, for a tensor of rows × tokens; `None` where the inputs do not say."""
-    for name in ("attention_mask", "decoder_attention_mask"):
-        mask = inputs.get(name)
-        if isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape == like.shape[:2]:
-            return mask.to(like.device) != 0
     return None
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from platon.engine.distillation.hidden import Layers, Taken
 from platon.engine.distillation.kind import Kind, Tensors
-from platon.engine.distillation.output import IGNORED, setting
+from platon.engine.output import IGNORED, setting
 
 
 class Lesson:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from platon.engine.distillation.output import argument_names, is_label, setting, unwrapped
+from platon.engine.output import argument_names, is_label, setting, unwrapped
 from platon.engine.shard import is_sharded
 
 #: the dtype of autocast, or `None` where it is off

@@ -12,55 +12,39 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from platon.engine.ranking.passes import BLOCK
-from platon.engine.ranking.pivots import Pivots
 from platon.engine.ranking.scored import ScoredWeights, block_values
 from platon.engine.score import nan_error
-from platon.engine.shard import ALONE, Ranks
+from platon.engine.shard import Ranks
 
 
-def for_each(shards: Sequence[ScoredWeights], numbers: Tensor) -> list[Tensor]:
+def for_each(shards: Sequence[ScoredWeights], numbers: Tensor) -> Tensor:
     """For each shard the row of its part."""
-    own = len(shards) // numbers.shape[0]
-    return [row for row in numbers.unbind() for _ in range(own)]
-
-
-def refuse_nan(shards: Sequence[ScoredWeights], ranks: Ranks = ALONE) -> None:
-    """Raise an error that names the first parameter with a score that is NaN, if there is one; on every rank alike."""
-    device = shards[0].device
-    found = [shard.count(torch.zeros(1, device=shard.device))[1].to(device) > 0 for shard in shards]
-    for shard, is_nan in zip(shards, ranks.any(torch.stack(found)).tolist(), strict=True):
-        if is_nan:
-            raise nan_error(shard.name)
+    return numbers.repeat_interleave(len(shards) // len(numbers), 0)
 
 
 def count(shards: Sequence[ScoredWeights], pivots: Tensor, ranks: Ranks) -> Tensor:
-    """How many scores of each part, on all ranks, are at or above each of its pivots."""
+    """For each part, on all ranks: how many scores are at or above each of its pivots, and last how many are NaN."""
     found = [
-        shard.count(own.to(shard.device))[0].to(pivots.device)
+        shard.count(own.to(shard.device)).to(pivots.device)
         for shard, own in zip(shards, for_each(shards, pivots), strict=True)
     ]
-    return ranks.sum(torch.stack(found).view(len(pivots), -1, pivots.shape[1]).sum(1))  # in int64
+    return ranks.sum(torch.stack(found).view(len(pivots), -1, pivots.shape[1] + 1).sum(1))  # in int64
+
+
+def refuse_nan(shards: Sequence[ScoredWeights], ranks: Ranks) -> None:
+    """Raise an error that names the first parameter with a score that is NaN, if there is one; on every rank alike."""
+    numbers = count(shards, torch.zeros(len(shards), 1, device=shards[0].device), ranks)
+    for shard, number in zip(shards, numbers[:, -1].tolist(), strict=True):
+        if number:
+            raise nan_error(shard.name)
 
 
 @dataclass(frozen=True)
 class Part:
-    """What the host knows of a part and its range [low, high].
-
-    Args:
-        above: scores above the range, on all ranks.
-        within: scores in it, on all ranks.
-        low: the range's lower end.
-        high: its upper end.
-        local: candidates, and blocks with candidates, of each shard here.
-        known: (score, how many are at or above it), for the search that follows an unlucky guess.
-    """
+    """How many scores of a part, on all ranks, are above its range and within it."""
 
     above: int
     within: int
-    low: float
-    high: float
-    local: list[tuple[int, int]]
-    known: list[tuple[float, int]]
 
     def holds(self, k: int) -> bool:
         return self.above < k <= self.above + self.within
@@ -69,102 +53,85 @@ class Part:
 class Bracket:
     """What lies in [low, high] of each part: measured in one pass, and read by the host once."""
 
-    def __init__(
-        self, shards: Sequence[ScoredWeights], low: Tensor, high: Tensor, ranks: Ranks, pivots: Pivots | None = None
-    ) -> None:
+    def __init__(self, shards: Sequence[ScoredWeights], low: Tensor, high: Tensor, ranks: Ranks) -> None:
         self.shards, self.ranks, self.low, self.high = shards, ranks, low, high
-        own = len(shards) // len(low)
-        ends = zip(shards, for_each(shards, low), for_each(shards, high), strict=True)
-        found = [shard.bracket(lowest.to(shard.device), highest.to(shard.device)) for shard, lowest, highest in ends]
-        self.blocks = [blocks for _, blocks in found]
-        local = torch.stack([numbers.to(low.device) for numbers, _ in found]).view(len(low), own, -1)
+        self._own = len(shards) // len(low)  # shards of a part
+        ends = for_each(shards, torch.stack([low, high], 1))
+        found = [shard.bracket(*own.to(shard.device).unbind()) for shard, own in zip(shards, ends, strict=True)]
+        self._blocks = [blocks for _, blocks in found]  # candidates of each shard, by block
+        local = torch.stack([numbers.to(low.device) for numbers, _ in found]).view(len(low), self._own, -1)
         over_all = ranks.sum(torch.cat([local[..., :2], local[..., 3:].isnan()], 2).sum(1))
-        rows = [over_all, low[:, None], high[:, None], local[..., 1:3].flatten(1)]
-        if pivots is not None and pivots.count is not None:
-            rows.append(torch.stack([pivots.value.double(), pivots.count.double()], 2).flatten(1))
-        read: list[list[float]] = torch.cat([row.double() for row in rows], 1).tolist()  # waits for a device
+        read: list[list[float]] = torch.cat([over_all, local[..., 1:3].flatten(1)], 1).tolist()  # waits for a device
         if any(row[2] for row in read):
             refuse_nan(shards, ranks)  # or the sum is NaN because it adds infinite scores of either sign
-        self.parts: list[Part] = []
-        for above, within, _, lowest, highest, *pairs in read:
-            numbers = list(zip(pairs[::2], pairs[1::2], strict=True))
-            mine = [(int(inside), int(filled)) for inside, filled in numbers[:own]]
-            known = [(value, int(number)) for value, number in numbers[own:]]
-            self.parts.append(Part(int(above), int(within), lowest, highest, mine, known))
+        self.parts = [Part(int(above), int(within)) for above, within, *_ in read]
+        numbers = [int(number) for row in read for number in row[3:]]
+        self._local = list(zip(numbers[::2], numbers[1::2], strict=True))  # candidates and their blocks, by shard
+
+    def shards_of(self, part: int) -> Sequence[ScoredWeights]:
+        return self.shards[part * self._own : (part + 1) * self._own]
 
     def cut(self, k: int, room: int) -> tuple[Tensor, Tensor]:
         """Score and position of each part's k-th: one of few candidates, or the last of many equal ones that stays."""
-        own = len(self.shards) // len(self.parts)
-        few = [i for i, part in enumerate(self.parts) if part.within <= room]
-        if len(few) < len(self.parts):
-            cuts = [self._among(k, [i], own) if i in few else self._tie(k, i, own) for i in range(len(self.parts))]
-            value, position = zip(*cuts, strict=True)
-            return torch.cat(value), torch.cat(position)
-        return self._among(k, few, own)
+        every = range(len(self.parts))
+        if all(part.within <= room for part in self.parts):
+            return self._among(k, every)
+        cuts = [self._among(k, [i]) if self.parts[i].within <= room else self._tie(k, i) for i in every]
+        value, position = zip(*cuts, strict=True)
+        return torch.cat(value), torch.cat(position)
 
-    def _among(self, k: int, chosen: Sequence[int], own: int) -> tuple[Tensor, Tensor]:
+    def _among(self, k: int, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The k-th among the candidates of some parts, collected from the blocks that have any."""
-        values, positions = map(self.ranks.gather, self._collect(chosen, own))
+        values, positions = map(self.ranks.gather, self._collect(chosen))
         if self.ranks.group is not None:
             positions, order = positions.sort()
             values = values[order]
         sizes = [self.parts[i].within for i in chosen]
         rows = pad_sequence(list(torch.split(values, sizes)), batch_first=True, padding_value=-math.inf)
+        places = pad_sequence(list(torch.split(positions, sizes)), batch_first=True)
         # Stable, so that among equal scores the first positions come first, and the padding last.
         ranking = rows.sort(descending=True, stable=True)
-        starts = [sum(sizes[:i]) for i in range(len(sizes))]
-        numbers = [(k - self.parts[i].above - 1, start) for i, start in zip(chosen, starts, strict=True)]
-        place, start = torch.tensor(numbers, device=self.low.device).T
-        index = ranking.indices.gather(1, place[:, None])[:, 0]
-        return ranking.values.gather(1, place[:, None])[:, 0], positions.take(index + start)
+        nth = torch.tensor([[k - self.parts[i].above - 1] for i in chosen], device=self.low.device)
+        return ranking.values.gather(1, nth)[:, 0], places.gather(1, ranking.indices.gather(1, nth))[:, 0]
 
-    def _collect(self, chosen: Sequence[int], own: int) -> tuple[Tensor, Tensor]:
+    def _collect(self, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Scores and positions of the candidates of some parts that are here."""
         device = self.low.device
-        found = [
-            (i, i * own + number, within, filled)
-            for i in chosen
-            for number, (within, filled) in enumerate(self.parts[i].local)
-            if within
-        ]
-        if not found:
+        here = [i for i, (within, _) in enumerate(self._local) if within and i // self._own in chosen]
+        if not here:
             return torch.empty(0, device=device), torch.empty(0, dtype=torch.int64, device=device)
-        part, place, within, filled = zip(*found, strict=True)
-        shards = [self.shards[i] for i in place]
+        shards = [self.shards[i] for i in here]
+        within, filled = zip(*(self._local[i] for i in here), strict=True)
         blocks = [
-            torch.nonzero_static(self.blocks[i], size=size).view(-1) for i, size in zip(place, filled, strict=True)
+            torch.nonzero_static(self._blocks[i], size=size).view(-1) for i, size in zip(here, filled, strict=True)
         ]
         first = torch.cat([(b * BLOCK + s.start).to(device) for b, s in zip(blocks, shards, strict=True)])
         value = block_values(shards, blocks).to(device)
-        row = torch.tensor(part).repeat_interleave(torch.tensor(filled)).to(device)
-        low, high = (ends.index_select(0, row)[:, None] for ends in (self.low, self.high))
+        part = torch.tensor([i // self._own for i in here]).repeat_interleave(torch.tensor(filled)).to(device)
+        low, high = (ends.index_select(0, part)[:, None] for ends in (self.low, self.high))
         inside = torch.nonzero_static((value >= low) & (value <= high), size=sum(within))
         row, column = inside.unbind(1)
         return value[row, column], first[row] + column
 
-    def _tie(self, k: int, part: int, own: int) -> tuple[Tensor, Tensor]:
+    def _tie(self, k: int, part: int) -> tuple[Tensor, Tensor]:
         """The cut among too many equal scores to collect: their counts per block lead to the last one that stays."""
-        device = self.low.device
-        shards, local = self.shards[part * own : (part + 1) * own], self.parts[part].local
-        mine = torch.tensor([(shard.start, within) for shard, (within, _) in zip(shards, local, strict=True)])
-        everyone: list[int] = self.ranks.gather(mine.flatten().to(device)).tolist()
-        left = k - self.parts[part].above
-        start = -1
-        for start, within in sorted(zip(everyone[::2], everyone[1::2], strict=True)):  # noqa: B007  # the last one counts
-            if left <= within:
-                break
-            left -= within
-        position = torch.zeros((), dtype=torch.int64, device=device)
-        value = self.low[part]
-        for shard, blocks in zip(shards, self.blocks[part * own :], strict=False):
-            if shard.start == start and shard.size:
-                position = (start + self._nth(shard, blocks, left, value.to(shard.device))).to(device)
+        value, n = self.low[part], k - self.parts[part].above
+        here = range(part * self._own, (part + 1) * self._own)
+        mine = torch.tensor([(self.shards[i].start, self._local[i][0]) for i in here], device=value.device)
+        everyone: list[int] = self.ranks.gather(mine.flatten()).tolist()
+        position = torch.zeros((), dtype=torch.int64, device=value.device)
+        for i in here:
+            start, within = self.shards[i].start, self._local[i][0]
+            before = sum(count for other, count in zip(everyone[::2], everyone[1::2], strict=True) if other < start)
+            if before < n <= before + within:
+                position += start + self._nth(i, n - before, value).to(value.device)
         return value.view(1), self.ranks.sum(position).view(1)
 
-    @staticmethod
-    def _nth(shard: ScoredWeights, blocks: Tensor, n: int, value: Tensor) -> Tensor:
+    def _nth(self, i: int, n: int, value: Tensor) -> Tensor:
+        """Where the n-th score of a shard that equals `value` is."""
+        blocks = self._blocks[i]
         seen = blocks.cumsum(0, dtype=torch.float64)
         block = torch.searchsorted(seen, torch.tensor([n], dtype=seen.dtype, device=seen.device))
-        equal = block_values([shard], [block]).view(-1) == value
+        equal = block_values([self.shards[i]], [block]).view(-1) == value.to(seen.device)
         before = seen[block] - blocks[block]
         return block[0] * BLOCK + (equal.cumsum(0) + before >= n).int().argmax()

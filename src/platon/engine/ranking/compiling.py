@@ -37,7 +37,7 @@ def worth_compiling(count: int, device: torch.device) -> bool:
 
 @functools.cache
 def compiled(function: Callable[..., Any], *settings: object) -> Pass:
-    """`function` compiled with its first arguments fixed to `settings`; one kernel for each combination."""
+    """`function` with its first arguments fixed to `settings`, compiled; one kernel for each combination."""
     return _compile(function, *settings)
 
 

@@ -1,5 +1,6 @@
 """Pivots: from a small sample of the scores, a narrow range in which the k-th score of all lies."""
 
+import functools
 import math
 from dataclasses import dataclass, replace
 
@@ -11,19 +12,12 @@ COUNT = 3  # counted in one pass: more of them cost more than the memory traffic
 
 @dataclass(frozen=True)
 class Pivots:
-    """Three scores around the k-th, descending, with the part of the sample that lies between them; a row a part.
-
-    Args:
-        value: the pivots.
-        between: the sampled scores between the outer pivots, descending.
-        place: how many of `between` are at or above each pivot.
-        count: how many of all scores are at or above each pivot, once they are counted.
-    """
+    """Three scores around the k-th, descending, with the part of the sample that lies between them; a row a part."""
 
     value: Tensor
-    between: Tensor
-    place: Tensor
-    count: Tensor | None = None
+    between: Tensor  # the sampled scores between the outer pivots, descending
+    place: Tensor  # how many of `between` are at or above each pivot
+    count: Tensor | None = None  # how many of all scores are at or above each pivot, once they are counted
 
     def counted(self, count: Tensor) -> "Pivots":
         return replace(self, count=count)
@@ -51,6 +45,7 @@ class Pivots:
         return low, high
 
 
+@functools.lru_cache(maxsize=64)  # every selection asks for the same ones again
 def sample_index(size: int, total: int, device: torch.device) -> Tensor:
     """Positions of a matrix's part of the sample: one in each of equal strips, at a place that follows no period."""
     # Large enough that the range that it leads to holds few candidates.

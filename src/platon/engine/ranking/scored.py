@@ -5,13 +5,13 @@ through `PIECE` elements at a time, which also keeps their temporaries in the ca
 """
 
 import functools
-from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from platon.engine.ranking import passes
 from platon.engine.ranking.bits import PIECE, pack
@@ -22,26 +22,15 @@ from platon.engine.score import Score, State
 
 @dataclass(frozen=True)
 class ScoredWeights:
-    """One matrix (or a rank's shard of it) with its state.
-
-    Args:
-        score: the method.
-        weight: the weights, flat; a view of the parameter.
-        state: the score's state; full-length tensors, or single numbers.
-        start: the global position of the first weight, which decides between equal scores.
-        fused: compiled passes, or the same functions eagerly.
-        name: the parameter's, for error messages.
-        read: the names of the state that `score.value` reads, if they are known, and "" if it reads the weights:
-            passes that only look at scores then touch no other memory.
-    """
+    """One matrix (or a rank's shard of it) with its state."""
 
     score: Score
-    weight: Tensor
-    state: State
-    start: int = 0
-    fused: bool = False
-    name: str = ""
-    read: tuple[str, ...] | None = None
+    weight: Tensor  # flat; a view of the parameter
+    state: State  # full-length tensors, or single numbers
+    start: int = 0  # the global position of the first weight, which decides between equal scores
+    fused: bool = False  # compiled passes, or the same functions eagerly
+    name: str = ""  # the parameter's, for error messages
+    read: tuple[str, ...] | None = None  # what `names_read` found: passes that only look at scores touch nothing else
 
     @property
     def size(self) -> int:
@@ -59,34 +48,24 @@ class ScoredWeights:
         """
         whole = self._with_factors()
         if gradient is None:
-            for name, tensor in self.score.update(whole.state, None, phase).items():
-                whole.state[name].copy_(tensor)
-            return None if pivots is None else self.count(pivots)[0]
+            passes.take_signal(self.score, phase, whole.state, None)
+            return None if pivots is None else self.count(pivots)[:-1]
         if pivots is None:
-            for start, piece in whole._pieces():
-                piece._run(passes.update, gradient[start : start + piece.size], phase=phase)
+            whole._run(passes.update, along=gradient, phase=phase)
             return None
-        found = [
-            piece._run(passes.update_and_count, gradient[start : start + piece.size], pivots, phase=phase)
-            for start, piece in whole._pieces()
-        ]
-        return _total(found)
+        return _total(whole._run(passes.update_and_count, pivots, along=gradient, phase=phase))
 
     def write_gated(self, full: Tensor | None, settled: bool) -> None:
         """Write `full`, the weights kept aside, times their gates; `None`: the weights that are here."""
-        for start, piece in self._pieces():
-            source = piece.weight if full is None else full[start : start + piece.size]
-            piece._run(passes.write_gated, source, phase=int(settled))
+        self._run(passes.write_gated, along=self.weight if full is None else full, phase=int(settled))
 
     def values(self) -> Tensor:
         """The scores of all weights."""
-        looked = self._to_read()
-        return torch.cat([piece._run(passes.values) for _, piece in looked._pieces()])
+        return torch.cat(self._to_read()._run(passes.values))
 
-    def count(self, pivots: Tensor) -> tuple[Tensor, Tensor]:
-        """How many scores are at or above each pivot, and how many are NaN."""
-        found = _total([piece._run(passes.count, pivots) for _, piece in self._to_read()._pieces()])
-        return found[:-1], found[-1]
+    def count(self, pivots: Tensor) -> Tensor:
+        """How many scores are at or above each pivot, and last how many are NaN."""
+        return _total(self._to_read()._run(passes.count, pivots))
 
     def bracket(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         """How many scores are above `high`, within [low, high], blocks with such, and the sum of all scores.
@@ -94,20 +73,20 @@ class ScoredWeights:
         The second tensor says how many are within, block by block.
         """
         even = self.size - self.size % BLOCK
-        numbers, within = [], []
-        looked = self._to_read()
-        for _, piece in (looked if even == self.size else looked._piece(0, even))._pieces() if even else ():
-            found = piece._run(passes.bracket, low, high)
-            numbers.append(found[0])
-            within.append(found[1])
+        found: list[tuple[Tensor, Tensor]] = []
+        if even:
+            looked = self._to_read()
+            run = looked._pass(passes.bracket)
+            found += [run(state, weight, low, high) for _, weight, state in looked._pieces(even)]
         if even < self.size or not self.size:  # behind the last whole block, or an empty shard
             value = values_at([self], [torch.arange(even, self.size, device=self.device)])
             inside = ((value >= low) & (value <= high)).sum(dtype=torch.float32)
-            numbers.append(torch.stack([(value > high).sum(), inside, inside > 0, value.sum()]).double())
-            within.append(inside.view(1))
-        if len(within) == 1:
-            return numbers[0], within[0]
-        return torch.stack(numbers).sum(0), torch.cat(within)
+            numbers = torch.stack([(value > high).sum(), inside, inside > 0, value.sum()]).double()
+            found.append((numbers, inside.view(1)))
+        if len(found) == 1:
+            return found[0]
+        every, within = zip(*found, strict=True)
+        return torch.stack(every).sum(0), torch.cat(within)
 
     def mask(self, cut: Tensor, next_cut: Tensor, last: Tensor, bits: Tensor, scratch: Tensor) -> None:
         """Zero the weights that go, and write to `bits` which stay.
@@ -115,61 +94,65 @@ class ScoredWeights:
         Those that stay score at least `cut` before local position `last`, and at least `next_cut` from there on.
         `scratch` holds a byte a weight.
         """
-        for start, piece in self._to_read()._pieces():
-            kept = scratch[: piece.size]
-            piece._run(passes.mask, cut, next_cut, last, start, kept)
-            pack(kept, bits[start // 8 : start // 8 + -(-piece.size // 8)])
+        looked = self._to_read()
+        run = looked._pass(passes.mask)
+        for start, weight, state in looked._pieces(self.size):
+            kept = scratch[: weight.numel()]
+            run(state, weight, cut, next_cut, last, start, kept)
+            pack(kept, bits[start // 8 : start // 8 + -(-weight.numel() // 8)])
 
     def _with_factors(self) -> "ScoredWeights":
         if not self.score.has_factors:
             return self
-        single = replace(self, state={name: tensor for name, tensor in self.state.items() if not tensor.dim()})
-        return replace(self, state={**self.state, **single._pass(passes.factors)(*single.state.values())})
+        single = {name: tensor for name, tensor in self.state.items() if not tensor.dim()}
+        return replace(self, state=self.state | self._pass(passes.factors)(single))
 
     def _to_read(self) -> "ScoredWeights":
         if self.read is None:
             return self
         return replace(self, state={name: self.state[name] for name in self.read if name})
 
-    def _weight_to_read(self) -> Tensor:
-        """The weights; if no score reads them, a single number in their place."""
-        return self.weight if self.read is None or "" in self.read else self.weight.new_zeros(())
-
-    def _run(self, function: Callable[..., Any], *arguments: Any, phase: int = 0) -> Any:
-        return self._pass(function, phase)(self.weight, *arguments, *self.state.values())
+    def _run(
+        self, function: Callable[..., Any], *numbers: Tensor, along: Tensor | None = None, phase: int = 0
+    ) -> list[Any]:
+        """What a pass gives for each piece; `along` is as long as the weights, and cut as they are."""
+        run, found = self._pass(function, phase), list[Any]()
+        for start, weight, state in self._pieces(self.size):
+            own = () if along is None else (along[start : start + weight.numel()],)
+            found.append(run(state, weight, *own, *numbers))
+        return found
 
     def _pass(self, function: Callable[..., Any], phase: int = 0) -> Pass:
-        names = tuple(self.state)
-        if self.fused and self.size:  # an empty shard is not worth a compilation
-            return compiled(function, self.score, phase, names)
-        return functools.partial(function, self.score, phase, names)
+        # An empty shard is not worth a compilation.
+        return (compiled if self.fused and self.size else functools.partial)(function, self.score, phase)
 
-    def _piece(self, start: int, stop: int) -> "ScoredWeights":
-        # Every piece reads the single numbers of the state; only the last one may write them.
-        state = {
-            name: tensor[start:stop] if tensor.dim() else tensor if stop == self.size else tensor.clone()
-            for name, tensor in self.state.items()
-        }
-        return ScoredWeights(self.score, self.weight[start:stop], state, self.start + start, self.fused, self.name)
-
-    def _pieces(self) -> Iterator[tuple[int, "ScoredWeights"]]:
-        if self.fused or self.size <= PIECE:
-            yield 0, self
+    def _pieces(self, size: int) -> Iterator[tuple[int, Tensor, State]]:
+        """The first `size` weights with their state, and where each piece starts; one piece for compiled passes."""
+        if size == self.size and (self.fused or size <= PIECE):
+            yield 0, self.weight, self.state
             return
-        for start in range(0, self.size, PIECE):
-            yield start, self._piece(start, min(start + PIECE, self.size))
+        step = size if self.fused else PIECE
+        for start in range(0, size, step):
+            stop = min(start + step, size)
+            # Every piece reads the single numbers of the state; only the last one may write them.
+            state = {
+                name: tensor[start:stop] if tensor.dim() else tensor if stop == self.size else tensor.clone()
+                for name, tensor in self.state.items()
+            }
+            yield start, self.weight[start:stop], state
 
 
-class _Recorder(UserDict[str, Tensor]):
-    """A state that remembers which of its tensors were asked for."""
+class _Recorder(Tensor):
+    """A tensor that remembers whether anything was computed from it."""
 
-    def __init__(self, state: State) -> None:
-        super().__init__(state)
-        self.asked = set[str]()
+    is_read = False
 
-    def __getitem__(self, name: str) -> Tensor:
-        self.asked.add(name)
-        return super().__getitem__(name)
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in tree_leaves((args, kwargs)):
+            if isinstance(tensor, _Recorder):
+                tensor.is_read = True
+        return super().__torch_function__(function, types, args, kwargs)  # type: ignore[no-untyped-call]
 
 
 def names_read(score: Score) -> tuple[str, ...]:
@@ -177,19 +160,10 @@ def names_read(score: Score) -> tuple[str, ...]:
 
     A learned score reads neither the weights nor the moments of its optimizer.
     """
-    state = score.init(1, torch.device("cpu"))
-    recorder = _Recorder(state)
-
-    class Weight(torch.Tensor):
-        @classmethod
-        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            recorder.asked.add("")  # torch asks here before it computes anything from such a tensor
-            return super().__torch_function__(function, types, args, kwargs)  # type: ignore[no-untyped-call]
-
-    weight = torch.zeros(1).as_subclass(Weight)
-    if score.value(recorder, weight) is weight:
-        recorder.asked.add("")
-    return tuple(name for name in (*state, "") if name in recorder.asked)
+    weight = torch.zeros(1).as_subclass(_Recorder)
+    state = {name: own.as_subclass(_Recorder) for name, own in score.init(1, torch.device("cpu")).items()}
+    value = score.value(dict(state), weight)
+    return tuple(name for name, own in {**state, "": weight}.items() if own.is_read or own is value)
 
 
 def _gathered(tensors: Sequence[Tensor], index: Sequence[Tensor], width: int = 1) -> Tensor:
@@ -210,13 +184,14 @@ def values_at(matrices: Sequence[ScoredWeights], index: Sequence[Tensor], width:
     """The scores at each matrix's `index`, bit for bit as the other passes compute them; see `_gathered`."""
     looked = [matrix._to_read() for matrix in matrices]
     # Gathered first and scored together: these are few scores, and a call costs more than its arithmetic.
-    weight = looked[0]._weight_to_read()
-    if weight.dim():
+    if looked[0].read is None or "" in looked[0].read:
         weight = _gathered([own.weight for own in looked], index, width)
-    state = [_gathered([own.state[name] for own in looked], index, width) for name in looked[0].state]
+    else:
+        weight = looked[0].weight.new_zeros(())
+    state = {name: _gathered([own.state[name] for own in looked], index, width) for name in looked[0].state}
     # Compiled where the others are: eager square roots on a CPU round one in six numbers differently, and a cut taken
     # from such a score would not be met by the unit that it was taken from.
-    value: Tensor = max(looked, key=lambda own: own.size)._pass(passes.values)(weight, *state)
+    value: Tensor = max(looked, key=lambda own: own.size)._pass(passes.values)(state, weight)
     return value
 
 
@@ -238,12 +213,11 @@ def preview(
     """The scores at each matrix's `index` as `update` will make them; nothing is changed."""
     score, found = matrices[0].score, list[Tensor]()
     for has_gradient in (True, False):
-        own = [i for i, gradient in enumerate(gradients) if (gradient is not None) == has_gradient]
-        if own:
-            places = [index[i] for i in own]
-            weight = _gathered([matrices[i].weight for i in own], places)
-            state = {name: _gathered([matrices[i].state[name] for i in own], places) for name in matrices[0].state}
-            sampled = [gradient for gradient in gradients if gradient is not None]
+        chosen = [own for own in zip(matrices, index, gradients, strict=True) if (own[2] is not None) == has_gradient]
+        if chosen:
+            own, places, sampled = zip(*chosen, strict=True)
+            weight = _gathered([matrix.weight for matrix in own], places)
+            state = {name: _gathered([matrix.state[name] for matrix in own], places) for name in own[0].state}
             signal = passes.signal_of(weight, _gathered(sampled, places)) if has_gradient else None
             found.append(score.value(score.update(state | score.factors(state), signal, phase), weight))
     return torch.cat([value.to(matrices[0].device) for value in found])

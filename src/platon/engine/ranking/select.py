@@ -17,9 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from platon.engine.ranking import pivots as sampling
-from platon.engine.ranking.bracket import Bracket, Part, count, for_each
-from platon.engine.ranking.pivots import Pivots, float_keys, key_floats, pick_pivots, sample_index
+from platon.engine.ranking.bracket import Bracket, count, for_each
+from platon.engine.ranking.pivots import COUNT, Pivots, float_keys, key_floats, pick_pivots, sample_index
 from platon.engine.ranking.scored import ScoredWeights, preview, values_at
 from platon.engine.shard import ALONE, Ranks
 
@@ -48,45 +47,34 @@ class Cut:
         beyond = torch.where(beyond == self.value, torch.nan, beyond)
         room = max(shard.size for shard in shards)
         scratch = {device: torch.empty(room, dtype=torch.uint8, device=device) for device in {s.device for s in shards}}
-        values, after = for_each(shards, self.value), for_each(shards, beyond)
-        for shard, cut, next_cut, last, target in zip(shards, values, after, self.lasts(shards), bits, strict=True):
+        starts, sizes = torch.tensor([(shard.start, shard.size) for shard in shards]).T.to(self.position.device)
+        # How many units of each shard lie at the boundary's position or before.
+        lasts = (for_each(shards, self.position) + 1 - starts).clamp(min=0).minimum(sizes).to(torch.int32)
+        bounds = for_each(shards, self.value), for_each(shards, beyond), lasts
+        for shard, target, cut, next_cut, last in zip(shards, bits, *bounds, strict=True):
             here = shard.device
             shard.mask(cut.to(here), next_cut.to(here), last.to(here), target, scratch[here])
 
-    def lasts(self, shards: Sequence[ScoredWeights]) -> tuple[Tensor, ...]:
-        """How many units of each shard lie at the boundary's position or before."""
-        places = torch.tensor([(shard.start, shard.size) for shard in shards]).T.to(self.position.device)
-        position = torch.stack(for_each(shards, self.position))
-        return (position + 1 - places[0]).clamp(min=0).minimum(places[1]).to(torch.int32).unbind()
 
+def update_and_count(
+    shards: Sequence[ScoredWeights], gradients: Sequence[Tensor | None], phase: int, k: int, total: int, ranks: Ranks
+) -> Pivots | None:
+    """Take the gradients into the scores.
 
-def update_and_find_cut(
-    shards: Sequence[ScoredWeights],
-    gradients: Sequence[Tensor | None],
-    phase: int,
-    k: int,
-    total: int,
-    sample: Sequence[Tensor] | None = None,
-    ranks: Ranks = ALONE,
-) -> Cut:
-    """Take the gradients into the scores, then find the cut that keeps exactly `k` of `total` units.
-
-    Large models sample the new scores first, so that one pass both updates all scores and counts them around the cut.
-    `sample`: the result of `sample_index` for each shard, if it is at hand.
+    Large models sample the new scores first, so that the same pass counts them around the k-th: the pivots for
+    `find_cut`.
     """
+    pairs = list(zip(shards, gradients, strict=True))
     if total <= _SMALL:
-        for shard, gradient in zip(shards, gradients, strict=True):
+        for shard, gradient in pairs:
             shard.update(gradient, phase)
-        return find_cut(shards, k, total, ranks=ranks)
-    index = sample or [sample_index(shard.size, total, shard.device) for shard in shards]
-    found = pick_pivots(ranks.gather(preview(shards, index, gradients, phase))[None], k, total)
-    counts = [
-        shard.update(gradient, phase, found.value[0].to(shard.device))
-        for shard, gradient in zip(shards, gradients, strict=True)
-    ]
-    home = found.value.device
+        return None
+    sample = preview(shards, _sample(shards, total), gradients, phase)
+    pivots = pick_pivots(ranks.gather(sample)[None], k, total)
+    counts = [shard.update(gradient, phase, pivots.value[0].to(shard.device)) for shard, gradient in pairs]
+    home = pivots.value.device
     here = torch.stack([count.to(home) for count in counts if count is not None]).sum(0, keepdim=True)  # in int64
-    return find_cut(shards, k, total, found.counted(ranks.sum(here)), ranks=ranks)
+    return pivots.counted(ranks.sum(here))
 
 
 def find_cut(
@@ -94,7 +82,6 @@ def find_cut(
     k: int,
     total: int,
     pivots: Pivots | None = None,
-    sample: Sequence[Tensor] | None = None,
     ranks: Ranks = ALONE,
     parts: int = 1,
 ) -> Cut:
@@ -107,53 +94,52 @@ def find_cut(
         all_scores = torch.full((parts,), math.inf, device=device)
         return Cut(*Bracket(shards, -all_scores, all_scores, ranks).cut(k, room))
     if pivots is None:
-        index = sample or [sample_index(shard.size, total, shard.device) for shard in shards]
-        seen = values_at(shards, index)
-        columns = seen.view(parts, seen.numel() // parts).T  # a column a part, so that those of other ranks fit below
+        sample = values_at(shards, _sample(shards, total))
+        # A column a part, so that those of other ranks fit below.
+        columns = sample.view(parts, sample.numel() // parts).T
         pivots = pick_pivots(ranks.gather(columns.flatten()).view(-1, parts).T, k, total)
-        pivots = pivots.counted(count(shards, pivots.value, ranks))
-    found = Bracket(shards, *pivots.narrow(k), ranks, pivots)
-    if all(part.holds(k) and part.within <= room for part in found.parts):
-        return Cut(*found.cut(k, room))
-    own = len(shards) // parts
-    bounds = [
-        _search(shards[i * own : (i + 1) * own], k, total, room, part, ranks) for i, part in enumerate(found.parts)
-    ]
-    low, high = torch.tensor(bounds, device=device).T
-    return Cut(*Bracket(shards, low, high, ranks).cut(k, room))
+        pivots = pivots.counted(count(shards, pivots.value, ranks)[:, :-1])
+    bracket = Bracket(shards, *pivots.narrow(k), ranks)
+    if not all(part.holds(k) and part.within <= room for part in bracket.parts):
+        bounds = [
+            _search(bracket.shards_of(i), k, room, known, ranks)
+            for i, known in enumerate(_known(bracket, pivots, total))
+        ]
+        low, high = torch.tensor(bounds, device=device).T
+        bracket = Bracket(shards, low, high, ranks)
+    return Cut(*bracket.cut(k, room))
 
 
-def _search(
-    shards: Sequence[ScoredWeights], k: int, total: int, room: int, guess: Part, ranks: Ranks
-) -> tuple[float, float]:
+def _sample(shards: Sequence[ScoredWeights], total: int) -> list[Tensor]:
+    return [sample_index(shard.size, total, shard.device) for shard in shards]
+
+
+#: some float32 numbers, as whole numbers in their order, and how many scores are at or above each
+_Known = list[tuple[int, int]]
+
+
+def _known(bracket: Bracket, pivots: Pivots, total: int) -> list[_Known]:
+    """What an unlucky guess has found out about each part."""
+    assert pivots.count is not None
+    ends = float_keys(torch.tensor([-math.inf, math.inf])).tolist()
+    counted = zip(float_keys(pivots.value).tolist(), pivots.count.tolist(), strict=True)
+    found = [[(ends[0], total), (ends[1] + 1, 0), *zip(*own, strict=True)] for own in counted]
+    lows, highs = float_keys(bracket.low).tolist(), float_keys(bracket.high).tolist()
+    for own, part, low, high in zip(found, bracket.parts, lows, highs, strict=True):
+        if low <= high:
+            own += [(low, part.above + part.within), (high + 1, part.above)]
+    return found
+
+
+def _search(shards: Sequence[ScoredWeights], k: int, room: int, known: _Known, ranks: Ranks) -> tuple[float, float]:
     """Bounds of the k-th, few enough scores or a single value apart: a search over the float32 numbers themselves."""
-
-    def key(number: float) -> int:
-        return int(float_keys(torch.tensor([number], dtype=torch.float32))[0])
-
-    low, high = key(-math.inf), key(math.inf)  # at least k at or above low, fewer than k above high
-    at_least, above = total, 0
-
-    def learn(place: int, number: int) -> None:
-        nonlocal low, high, at_least, above
-        if number >= k and place > low:
-            low, at_least = place, number
-        elif number < k and place - 1 < high:
-            high, above = place - 1, number
-
-    if guess.holds(k) and guess.within <= room:
-        return guess.low, guess.high
-    for value, number in guess.known:
-        learn(key(value), number)
-    if guess.low <= guess.high:
-        learn(key(guess.low), guess.above + guess.within)
-        learn(key(guess.high) + 1, guess.above)
-    while low < high and at_least - above > room:
+    while True:
+        low, at_least = max((key, number) for key, number in known if number >= k)
+        high, above = min((key, number) for key, number in known if number < k)
+        if high == low + 1 or at_least - above <= room:
+            return tuple(key_floats(torch.tensor([low, high - 1])).tolist())
         # The number after low comes first: very many scores that equal low are common, and this settles them at once.
-        parts = sampling.COUNT
-        keys = sorted({low + 1} | {low + max(1, (high - low) * i // parts) for i in range(1, parts)})
-        keys += [keys[-1]] * (parts - len(keys))
+        keys = sorted({low + 1} | {low + max(1, (high - 1 - low) * i // COUNT) for i in range(1, COUNT)})
+        keys += [keys[-1]] * (COUNT - len(keys))
         pivots = key_floats(torch.tensor(keys)).to(shards[0].device)
-        for place, number in zip(keys, count(shards, pivots[None], ranks)[0].tolist(), strict=True):
-            learn(place, number)
-    return tuple(key_floats(torch.tensor([low, high])).tolist())
+        known += zip(keys, count(shards, pivots[None], ranks)[0, :-1].tolist(), strict=True)

@@ -40,6 +40,15 @@ def named_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
     return {**dict(zip(argument_names(model), args, strict=False)), **kwargs}
 
 
+def token_mask(inputs: Mapping[str, Any], like: Tensor) -> Tensor | None:
+    """True where a token is no padding, for a tensor of rows × tokens; `None` where the inputs do not say."""
+    for name in ("attention_mask", "decoder_attention_mask"):
+        mask = inputs.get(name)
+        if isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape == like.shape[:2]:
+            return mask.to(like.device) != 0
+    return None
+
+
 def argument_names(model: nn.Module) -> list[str]:
     """The arguments of the model's `forward` that can be given by position."""
     parameters = inspect.signature(unwrapped(model).forward).parameters.values()
