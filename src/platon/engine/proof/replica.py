@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from platon.engine.topology import is_conv1d, weights_of
+from platon.engine.proof.linear import COLUMNS, gathered, width_in
+from platon.engine.topology import is_conv1d
 
 Fill = Callable[[str, torch.Size], Tensor]
 
@@ -73,25 +74,9 @@ def plain_class(module: nn.Module) -> type:
     )
 
 
-def inputs_of(linear: Any) -> Tensor:
-    """The features that a linear reads, one for each column of its matrix.
-
-    All of them in order, unless compaction left it a list of those that it gathers.
-    """
-    gathered = getattr(linear, "columns", None)
-    if isinstance(gathered, Tensor):
-        return gathered.cpu()
-    return torch.arange(linear.weight.shape[0 if is_conv1d(linear) else 1])
-
-
-def width_in(linear: Any) -> int:
-    """How many features there are for a linear to read, whether it gathers some of them or reads all."""
-    return int(linear.nx if is_conv1d(linear) else linear.in_features)
-
-
 def _full_shape(model: nn.Module, name: str, parameter: nn.Parameter) -> torch.Size:
-    owner: Any = model.get_submodule(name.rpartition(".")[0])
-    if name.endswith(".weight") and isinstance(getattr(owner, "columns", None), Tensor) and weights_of(owner):
+    owner = model.get_submodule(name.rpartition(".")[0])
+    if name.endswith(".weight") and gathered(owner) is not None:
         shape = list(parameter.shape)
         shape[int(not is_conv1d(owner))] = width_in(owner)
         return torch.Size(shape)
@@ -100,11 +85,11 @@ def _full_shape(model: nn.Module, name: str, parameter: nn.Parameter) -> torch.S
 
 def _copy_into(copied: nn.Module, module: nn.Module, memo: dict[int, Any]) -> None:
     own = vars(module)
-    sharded = type(module).__module__.startswith("torch.distributed") or any(
-        cls.__module__.startswith("torch.distributed") for cls in type(module).__mro__
-    )
+    sharded = any(cls.__module__.startswith("torch.distributed") for cls in type(module).__mro__)
+    # accelerate's wrapper of the forward pass casts to half precision
+    left_out = (*_STRUCTURE, *(("forward", "_original_forward") if "_original_forward" in own else ()))
     for key, value in own.items():
-        if key in _STRUCTURE or key.startswith(_SHARDING) or (key == "forward" and "_original_forward" in own):
+        if key in left_out or key.startswith(_SHARDING):
             continue
         if key.startswith("_") and key.endswith("_hooks"):
             kept = {} if sharded else {k: _copied(hook, memo) for k, hook in value.items() if _computes(hook)}
@@ -113,15 +98,13 @@ def _copy_into(copied: nn.Module, module: nn.Module, memo: dict[int, Any]) -> No
             copied.__dict__[key] = copy.copy(value)
         else:
             copied.__dict__[key] = _plain(_portable(_copied(value, memo)))
-    if "_original_forward" in own:  # accelerate's wrapper casts to half precision
-        copied.__dict__.pop("_original_forward", None)
-    gathers = isinstance(getattr(module, "columns", None), Tensor) and bool(weights_of(module))
+    gathers = gathered(module) is not None
     copied.__dict__["_parameters"] = {k: None if p is None else memo[id(p)] for k, p in module._parameters.items()}
     copied.__dict__["_modules"] = {k: None if m is None else memo[id(m)] for k, m in module._modules.items()}
     copied.__dict__["_buffers"] = {
         k: _plain(b if b is None else memo.setdefault(id(b), b.detach().clone()))
         for k, b in module._buffers.items()
-        if not (gathers and k == "columns")
+        if not (gathers and k == COLUMNS)
     }
 
 
