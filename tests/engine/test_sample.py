@@ -29,7 +29,7 @@ class Nameless(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("sizes", [{}, {"hidden_size": [16, 32]}, {"hidden_size": "wide"}])
+@pytest.mark.parametrize("sizes", [{}, {"hidden_size": [16, 32]}, {"hidden_size": "wide"}, {"hidden_size": -16}])
 def test_an_argument_of_unknown_size_is_left_out(sizes: dict[str, Any]) -> None:
     model = Nameless(**sizes)
     assert not any(kwargs for _, kwargs in attempts(model, Case(3, 5)))

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from platon.engine.proof.linear import COLUMNS, gathered, width_in
 from platon.engine.topology import is_conv1d
@@ -201,7 +202,10 @@ _ORIGINS = {"_is_hf_initialized", "model_type", "transformers_version"}
 
 
 def signature(block: nn.Module) -> str:
-    """What tells two blocks apart whose units may lie differently: classes, shapes, numbers, switches and functions."""
+    """What tells two blocks apart whose units may lie differently.
+
+    Classes, shapes of parameters, numbers, switches and functions; and what buffers hold: it may be an order of heads.
+    """
     parts: list[str] = []
     configurations: dict[int, str] = {}
     for name, module in block.named_modules():
@@ -216,13 +220,11 @@ def signature(block: nn.Module) -> str:
                     if isinstance(value, bool | int | str) and key not in _PLACES | _ORIGINS
                 )
             )
-        shapes = [
-            f"{key}{tuple(t.shape)}"
-            for key, t in [*module._parameters.items(), *module._buffers.items()]
-            if t is not None
-        ]
+        tensors = [f"{key}{tuple(p.shape)}" for key, p in module._parameters.items() if p is not None]
+        counts = not isinstance(module, _BatchNorm)  # whose buffers are statistics
+        tensors += [f"{key}{_digest(b, counts)}" for key, b in module._buffers.items() if b is not None]
         cls = type(module)
-        parts.append(f"{name}:{plain_class(module).__module__}.{cls.__qualname__}:{simple}:{shapes}")
+        parts.append(f"{name}:{plain_class(module).__module__}.{cls.__qualname__}:{simple}:{tensors}")
     return "\n".join(parts + sorted(set(configurations.values())))
 
 
@@ -235,5 +237,15 @@ def _mark(key: str, value: Any) -> str | None:
         return None
     if isinstance(value, bool | int | float | str | tuple | list):
         return str(value)
+    if isinstance(value, Tensor) and not value.is_floating_point():  # floats may be activations of the last pass
+        return _digest(value, True)
     code = getattr(value, "__code__", None)
     return None if code is None else f"{value.__qualname__}:{hash(code)}"
+
+
+def _digest(tensor: Tensor, values: bool) -> str:
+    """Shape and type of a tensor, and its values where they count and are known."""
+    kind = f"{tuple(tensor.shape)}{tensor.dtype}"
+    if not values or tensor.is_meta:
+        return kind
+    return f"{kind}{hash(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())}"

@@ -105,7 +105,7 @@ class _Kinds:
         """An argument of this name; `None`: it is not known, or the configuration does not say how large it is."""
         try:
             found: Tensor = getattr(self, f"_{name}")()
-        except (AttributeError, TypeError):  # the configuration may hold anything under the names of sizes, or nothing
+        except (AttributeError, RuntimeError, TypeError):  # the configuration may hold anything as a size, or nothing
             return None
         return found
 
