@@ -32,7 +32,7 @@ _SIZES = {
     4: """num_attention_heads n_head n_heads encoder_attention_heads decoder_attention_heads num_heads attention_heads
         num_local_experts n_routed_experts num_experts encoder_num_attention_heads decoder_num_attention_heads nhead
         encoder_num_heads decoder_num_heads num_cross_attention_heads num_query_heads heads n_group moe_num_experts
-        num_conv_pos_embedding_groups coordinate_size num_frames""",
+        num_conv_pos_embedding_groups coordinate_size num_frames frames_per_clip""",
     2: """num_key_value_heads num_hidden_layers n_layer n_layers encoder_layers decoder_layers num_layers depth layers
         num_decoder_layers encoder_num_hidden_layers decoder_num_hidden_layers num_encoder_layers num_blocks
         num_experts_per_tok num_kv_heads multi_query_group_num topk_group n_shared_experts top_k encoder_depth
@@ -44,7 +44,8 @@ _SIZES = {
     8: """head_dim d_kv d_head kv_channels attention_head_dim rotary_dim qk_rope_head_dim qk_nope_head_dim v_head_dim
         patch_size kv_lora_rank swa_head_dim shape_size""",
     12: "q_lora_rank",
-    120: "vocab_size vocab_size_or_config_json_file text_vocab_size decoder_vocab_size encoder_vocab_size",
+    120: """vocab_size vocab_size_or_config_json_file text_vocab_size decoder_vocab_size encoder_vocab_size
+        vocab_size_per_layer_input""",
     64: """max_position_embeddings n_positions n_ctx max_sequence_length max_seq_len seq_length max_length
         max_target_positions max_source_positions sliding_window max_seq_length position_embedding_size""",
     3: "num_channels",
@@ -56,7 +57,15 @@ SIZES: dict[str, Any] = {name: size for size, names in _SIZES.items() for name i
 SIZES |= {"depths": [1, 2], "depth_multiplier": 1.0}
 SIZES |= {"conv_dim": [16, 16], "conv_stride": [5, 2], "conv_kernel": [10, 3]}
 # Numbers that stand for something else where they are missing: `None` is no size.
-_FROM_NONE = ("num_key_value_heads", "head_dim", "n_inner", "vocab_size", "pad_token_id", "mask_token_id")
+_FROM_NONE = [
+    "num_key_value_heads",
+    "head_dim",
+    "n_inner",
+    "vocab_size",
+    "pad_token_id",
+    "mask_token_id",
+    "num_experts_per_tok",
+]
 _WORDS = 120
 
 _WIDTH = re.compile(r"hidden|embed|dim|d_model|width|channels|d_ff|d_kv|ffn|intermediate|inner|rank|d_head|units|stem")
@@ -136,9 +145,15 @@ def _sectioned(config: Any) -> Any:
 
 
 def _small(kind: Any) -> dict[str, Any]:
-    default, found = _default(kind), dict[str, Any]()
-    for name, value in _values(default).items():
-        size = SIZES.get(name)
+    found: dict[str, Any] = {}
+    values = _values(_default(kind))
+    sizes = dict(SIZES)
+    if "kv_lora_rank" in values:  # keys from a latent vector: every head has its own
+        sizes["num_key_value_heads"] = sizes["num_attention_heads"]
+    if values.get("window_size") in (112, 256):  # of pixels or tokens, not of patches
+        sizes["window_size"] = 32
+    for name, value in values.items():
+        size = sizes.get(name)
         if isinstance(value, transformers.PretrainedConfig):
             found[name] = _named(type(value))
         elif size is not None and (type(value) is type(size) or (value is None and name in _FROM_NONE)):

@@ -143,7 +143,7 @@ class _Kinds:
             return self._patches().flatten(0, 1)
         if "spatial_shapes" in self.asked:
             return self._patches()
-        frames = [self.number("num_frames")] if self.number("tubelet_size") else []  # a video
+        frames = [self.number("num_frames", "frames_per_clip")] if self.number("tubelet_size") else []  # a video
         return self._floats(self.rows, *frames, self._channels(), *self.image)
 
     _pixel_values_videos = _pixel_values
