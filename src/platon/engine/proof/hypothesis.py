@@ -195,11 +195,10 @@ class _Units:
             self.count,
             tuple(self.writers),
             self.reader,
-            tuple(self.extras),
-            norms,
-            tuple(self.inputs),
-            (),
-            frozenset(self.sizes),
+            extras=tuple(self.extras),
+            norms=norms,
+            inputs=tuple(self.inputs),
+            sizes=frozenset(self.sizes),
         )
 
 

@@ -246,6 +246,6 @@ def _mark(key: str, value: Any) -> str | None:
 def _digest(tensor: Tensor, values: bool) -> str:
     """Shape and type of a tensor, and its values where they count and are known."""
     kind = f"{tuple(tensor.shape)}{tensor.dtype}"
-    if not values or tensor.is_meta:
+    if not values or tensor.is_meta or tensor.layout is not torch.strided:
         return kind
     return f"{kind}{hash(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())}"
