@@ -41,7 +41,7 @@ from platon.engine.proof.call import tensors_in
 from platon.engine.proof.discovery import heads, neurons, refusals
 from tiny_model import TYPES, build, outputs
 
-SECONDS, GIGABYTES = 40, 6  # of processor time and memory, for one type
+SECONDS, GIGABYTES = 120, 6  # of processor time and memory, for one type
 AT_LEAST = 60
 _FROM, _TO = "<!-- survey: from here -->", "<!-- survey: to here -->"
 

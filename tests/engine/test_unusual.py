@@ -136,6 +136,17 @@ class ColdCache(Separate):
         return super().mixed(q, k, v)
 
 
+class EmptyTable(Separate):
+    """Has a parameter without numbers, as where no part of a head is turned by its position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(HEADS, 1, 0))
+
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return super().mixed(*(torch.cat([part, self.table.expand(*part.shape[:3], 0)], -1) for part in (q, k)), v)
+
+
 # --- feed-forwards ----------------------------------------------------------------------------------------------------
 
 
@@ -231,6 +242,7 @@ ATTENTIONS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "another result with three heads": (lambda: BranchOnCount(lambda heads: heads == 3), 2),
     "another result with an odd number of heads": (lambda: BranchOnCount(lambda heads: heads % 2 == 1), 2),
     "a cache that is not read": (ColdCache, 2),
+    "a parameter without numbers": (EmptyTable, 2),
 }
 FEED_FORWARDS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
     "softmax in groups": (lambda: InGroups(lambda groups: groups.softmax(-1)), 4, 0),

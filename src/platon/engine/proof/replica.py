@@ -190,10 +190,8 @@ def _random(key: str, parameter: Tensor, owner: nn.Module, random: torch.Generat
         if key.endswith("bias"):
             return torch.randn(shape, generator=random, dtype=torch.float64).mul_(0.5)
         return torch.rand(shape, generator=random, dtype=torch.float64).add_(0.5)
-    fan = shape[0] if is_conv1d(owner) else math.prod(shape[1:])
-    if isinstance(owner, nn.Embedding):
-        fan = 1
-    return torch.randn(shape, generator=random, dtype=torch.float64).mul_(1.5 / math.sqrt(fan))
+    fan = shape[0] if is_conv1d(owner) else 1 if isinstance(owner, nn.Embedding) else math.prod(shape[1:])
+    return torch.randn(shape, generator=random, dtype=torch.float64).mul_(1.5 / math.sqrt(max(1, fan)))
 
 
 # Attributes that say where a block is in its model or where it came from, which does not change what it computes.
