@@ -14,6 +14,7 @@ same outputs.
 - refused: no head and no neuron is proved, with the first reason.
 - wrong: anything else that came out of `platon.compact`.
 - not built: the tiny configuration does not make a model that runs.
+- failed: the survey itself came to no result, as when the time is up.
 """
 
 import argparse
@@ -37,11 +38,11 @@ from torch import Tensor, nn
 
 import platon
 from platon.deploy import onnx
-from platon.engine.proof.call import tensors_in
+from platon.engine.proof.call import short, tensors_in
 from platon.engine.proof.discovery import heads, neurons, refusals
 from tiny_model import TYPES, build, outputs
 
-SECONDS, GIGABYTES = 40, 6  # of processor time and memory, for one type
+SECONDS, GIGABYTES = 400, 6  # of processor time and memory, for one type
 AT_LEAST = 60
 _FROM, _TO = "<!-- survey: from here -->", "<!-- survey: to here -->"
 
@@ -120,7 +121,7 @@ def _cut(model: nn.Module, groups: list[Any]) -> dict[str, Any]:
     except ValueError as error:
         return {"outcome": "refused", "why": str(error)}
     except Exception as error:
-        return {"outcome": "wrong", "why": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+        return {"outcome": "wrong", "why": short(error)}
     result: dict[str, Any] = {"gone": round((before - sum(p.numel() for p in small.parameters())) / max(1, zeroed), 4)}
     try:
         with torch.no_grad():
@@ -129,7 +130,7 @@ def _cut(model: nn.Module, groups: list[Any]) -> dict[str, Any]:
         result["generates"] = _generates(model, small)
         result["stored"] = _stored(small, args, kwargs)
     except Exception as error:
-        return result | {"outcome": "wrong", "why": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+        return result | {"outcome": "wrong", "why": short(error)}
     fine = result["difference"] <= 1e-5 and result["gone"] >= 0.95 and result["generates"] is not False
     return result | {"outcome": "exact" if fine and result["stored"] is not False else "wrong"}
 
@@ -198,11 +199,7 @@ def in_child(work: Callable[[str], dict[str, Any]], name: str, seconds: int) -> 
         try:
             found = work(name)
         except BaseException as error:  # a child says everything in one line, whatever happens
-            found = {
-                "type": name,
-                "outcome": "failed",
-                "why": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
-            }
+            found = {"type": name, "outcome": "failed", "why": short(error)}
         os.write(writing, json.dumps(found).encode()[:60000])
         os._exit(0)
     os.close(writing)
@@ -210,23 +207,20 @@ def in_child(work: Callable[[str], dict[str, Any]], name: str, seconds: int) -> 
         said = pipe.read()
     _, status = os.waitpid(child, 0)
     if not said:
-        why = (
-            f"more than {seconds} s"
-            if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGALRM, signal.SIGXCPU, signal.SIGKILL)
-            else f"ended with {status}"
-        )
-        return {"type": name, "outcome": "not built", "why": why}
+        late = os.WTERMSIG(status) in (signal.SIGALRM, signal.SIGXCPU, signal.SIGKILL)
+        return {"type": name, "outcome": "failed", "why": f"more than {seconds} s" if late else f"ended with {status}"}
     return dict(json.loads(said))
 
 
 def table(found: list[dict[str, Any]]) -> str:
     """The survey as the table of docs/architectures.md, below how many there are of each outcome."""
     counts = Counter(one["outcome"] for one in found)
-    missing, small = len(TYPES) - len(found), counts["not built"] + counts["failed"]
+    missing = len(TYPES) - len(found)
     lines = [
         f"Of the {len(TYPES)} types of transformers {transformers.__version__}, {counts['exact']} are cut exactly, "
         f"{counts['refused']} are refused, and {counts['wrong']} are wrong.",
-        f"Of {small} others, no configuration that was tried makes a small model that runs; {missing} were not tried.",
+        f"Of {counts['not built']} others, no configuration that was tried makes a small model that runs; "
+        f"{counts['failed']} took too long, {missing} were not tried.",
         "",
         "| type | heads | neurons | covered | difference | tokens | left out, and why |",
         "|---|---:|---:|---:|---:|---|---|",
@@ -267,6 +261,7 @@ def main() -> None:
         "--results", type=Path, help="append a JSON line for each type to this file, and skip those in it"
     )
     parser.add_argument("--page", type=Path, help="renew the table on this page by what is in --results, try nothing")
+    parser.add_argument("--seconds", type=int, default=SECONDS, help="of processor time for one type (%(default)s)")
     parser.add_argument("--onnx", action="store_true", help="export models and compact models to ONNX instead")
     parser.add_argument("--here", action="store_true", help="run in this process, to see errors")
     options = parser.parse_args()
@@ -280,14 +275,14 @@ def main() -> None:
     if options.page:
         renew(options.page, known)
         return
-    work, seconds = (exported, 10 * SECONDS) if options.onnx else (survey, SECONDS)
+    work = exported if options.onnx else survey
     done = {one["type"] for one in known}
     if not options.here:
         survey("bert")  # so that the children need not import everything
     for name in options.types or TYPES:
         if name in done:
             continue
-        found = work(name) if options.here else in_child(work, name, seconds)
+        found = work(name) if options.here else in_child(work, name, options.seconds)
         known.append(found)
         print(json.dumps(found), flush=True)
         if options.results:

@@ -32,7 +32,7 @@ _SIZES = {
     4: """num_attention_heads n_head n_heads encoder_attention_heads decoder_attention_heads num_heads attention_heads
         num_local_experts n_routed_experts num_experts encoder_num_attention_heads decoder_num_attention_heads nhead
         encoder_num_heads decoder_num_heads num_cross_attention_heads num_query_heads heads n_group moe_num_experts
-        num_conv_pos_embedding_groups""",
+        num_conv_pos_embedding_groups coordinate_size num_frames frames_per_clip""",
     2: """num_key_value_heads num_hidden_layers n_layer n_layers encoder_layers decoder_layers num_layers depth layers
         num_decoder_layers encoder_num_hidden_layers decoder_num_hidden_layers num_encoder_layers num_blocks
         num_experts_per_tok num_kv_heads multi_query_group_num topk_group n_shared_experts top_k encoder_depth
@@ -42,21 +42,30 @@ _SIZES = {
         encoder_intermediate_size decoder_intermediate_size ffn_hidden_size mlp_dim dim_feedforward ff_dim d_inner
         shared_expert_intermediate_size intermediate_dim feed_forward_size encoder_feedforward_dim""",
     8: """head_dim d_kv d_head kv_channels attention_head_dim rotary_dim qk_rope_head_dim qk_nope_head_dim v_head_dim
-        patch_size kv_lora_rank swa_head_dim""",
+        patch_size kv_lora_rank swa_head_dim shape_size""",
     12: "q_lora_rank",
-    120: "vocab_size vocab_size_or_config_json_file text_vocab_size decoder_vocab_size encoder_vocab_size",
+    120: """vocab_size vocab_size_or_config_json_file text_vocab_size decoder_vocab_size encoder_vocab_size
+        vocab_size_per_layer_input""",
     64: """max_position_embeddings n_positions n_ctx max_sequence_length max_seq_len seq_length max_length
         max_target_positions max_source_positions sliding_window max_seq_length position_embedding_size""",
     3: "num_channels",
     1: "bos_token_id eos_token_id decoder_start_token_id cls_token_id sep_token_id mask_token_id unk_token_id",
-    0: "pad_token_id first_k_dense_replace",
+    0: "pad_token_id first_k_dense_replace num_kv_shared_layers",
     16: "num_mel_bins num_conv_pos_embeddings num_buckets entity_emb_size chunk_size mamba_chunk_size block_size",
 }
 SIZES: dict[str, Any] = {name: size for size, names in _SIZES.items() for name in names.split()}
 SIZES |= {"depths": [1, 2], "depth_multiplier": 1.0}
 SIZES |= {"conv_dim": [16, 16], "conv_stride": [5, 2], "conv_kernel": [10, 3]}
 # Numbers that stand for something else where they are missing: `None` is no size.
-_FROM_NONE = ("num_key_value_heads", "head_dim", "n_inner", "vocab_size", "pad_token_id", "mask_token_id")
+_FROM_NONE = [
+    "num_key_value_heads",
+    "head_dim",
+    "n_inner",
+    "vocab_size",
+    "pad_token_id",
+    "mask_token_id",
+    "num_experts_per_tok",
+]
 _WORDS = 120
 
 _WIDTH = re.compile(r"hidden|embed|dim|d_model|width|channels|d_ff|d_kv|ffn|intermediate|inner|rank|d_head|units|stem")
@@ -120,14 +129,31 @@ def _named(kind: Any) -> Any:
     """The configuration with small numbers for the usual names of sizes; what is not named keeps its default."""
     small = _small(kind)
     with contextlib.suppress(Exception):
-        return kind(**small)
-    return kind(**{name: value for name, value in small.items() if not isinstance(value, list)})
+        return _sectioned(kind(**small))
+    return _sectioned(kind(**{name: value for name, value in small.items() if not isinstance(value, list)}))
+
+
+def _sectioned(config: Any) -> Any:
+    """Divide half of a head among the axes of rotary positions in several dimensions; others ignore the sections."""
+    rope = getattr(config, "rope_parameters", None)
+    heads = getattr(config, "num_attention_heads", None)
+    if isinstance(rope, dict) and "rope_type" in rope and type(heads) is int:
+        size = getattr(config, "head_dim", None) or config.hidden_size // heads
+        half = int(size * rope.get("partial_rotary_factor", 1.0)) // 2
+        rope["mrope_section"] = [half - 2 * (half // 3), half // 3, half // 3]
+    return config
 
 
 def _small(kind: Any) -> dict[str, Any]:
-    default, found = _default(kind), dict[str, Any]()
-    for name, value in _values(default).items():
-        size = SIZES.get(name)
+    found: dict[str, Any] = {}
+    values = _values(_default(kind))
+    sizes = dict(SIZES)
+    if "kv_lora_rank" in values:  # keys from a latent vector: every head has its own
+        sizes["num_key_value_heads"] = sizes["num_attention_heads"]
+    if values.get("window_size") in (112, 256):  # of pixels or tokens, not of patches
+        sizes["window_size"] = 32
+    for name, value in values.items():
+        size = sizes.get(name)
         if isinstance(value, transformers.PretrainedConfig):
             found[name] = _named(type(value))
         elif size is not None and (type(value) is type(size) or (value is None and name in _FROM_NONE)):
@@ -156,8 +182,10 @@ class _Divided:
                 found[name] = self._divided(name, value[: self.layers])
             elif "vocab_size" in name and type(value) is int:
                 found[name] = min(value, _WORDS)
+            elif "experts_per_tok" in name:  # some have no default
+                found[name] = 2
             elif "experts" in name and type(value) is int:
-                found[name] = min(value, 2 if "per_tok" in name else 16)
+                found[name] = min(value, 16)
             elif _is_token(name, value):
                 found[name] = 100 + len(found) % 15
             elif type(value) is int and _LAYERS.search(name):
@@ -166,14 +194,11 @@ class _Divided:
                 found[name] = min(value, 16)
             elif (made := self._divided(name, value)) != value:
                 found[name] = made
-        return kind(**found)
+        return _sectioned(kind(**found))
 
     def _divided(self, name: str, value: Any) -> Any:
         if isinstance(value, dict):
             return {key: self._divided(key, one) for key, one in value.items()}
-        if name == "mrope_section":  # parts of half a head
-            first = [one // self.by for one in value[:-1]]
-            return [*first, sum(value) // self.by - sum(first)]
         if isinstance(value, list | tuple):
             return type(value)(self._divided(name, one) for one in value)
         if type(value) is not int or value % self.by or not _WIDTH.search(name):

@@ -14,8 +14,9 @@ from platon.deploy.equality import check_same
 from platon.deploy.storage import save_with_manifest
 from platon.engine.proof.cut import cut
 from platon.engine.proof.discovery import Finding, proved, remember
+from platon.engine.proof.linear import inputs_of
 from platon.engine.proof.pattern import Pattern
-from platon.engine.proof.replica import duplicate, inputs_of
+from platon.engine.proof.replica import duplicate
 from platon.engine.topology import weights_of
 
 
@@ -73,7 +74,7 @@ def _unwrapped(model: Any) -> nn.Module:
 
 def _cut(block: nn.Module, pattern: Pattern, finding: Finding) -> Tensor:
     """Cut what is idle out of one group; the mask of the units that went."""
-    reader: Any = block.get_submodule(pattern.reader.path.rpartition(".")[0])
+    reader: Any = block.get_submodule(pattern.reader.module)
     features = inputs_of(reader)
     weight = surgery.reads(reader)
     read = torch.zeros(pattern.count, dtype=torch.int64)

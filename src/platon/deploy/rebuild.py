@@ -14,9 +14,8 @@ from platon.deploy import surgery
 from platon.engine.proof.bias import CHOSEN, Chooser
 from platon.engine.proof.cut import cut
 from platon.engine.proof.discovery import Finding, proved, remember
-from platon.engine.proof.linear import ROWS, Padded
+from platon.engine.proof.linear import ROWS, Padded, width_in
 from platon.engine.proof.pattern import Pattern
-from platon.engine.proof.replica import width_in
 from platon.engine.topology import blocks, is_conv1d, weights_of
 
 _BUFFER_BYTES = 64 << 20  # of buffers that are computed

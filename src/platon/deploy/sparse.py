@@ -15,7 +15,7 @@ from platon.deploy.layer import CsrLinear, SparseLinear
 from platon.deploy.replacement import skip_fast_paths
 from platon.deploy.sparse_fusion import fuse
 from platon.deploy.sparse_operator import ACTIVATE
-from platon.engine.proof.replica import inputs_of, width_in
+from platon.engine.proof.linear import inputs_of, width_in
 from platon.engine.topology import is_conv1d
 
 _PROBE = torch.linspace(-8, 8, 257)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from platon.engine.proof.cut import chosen
-from platon.engine.proof.linear import COLUMNS, Gathered, Padded, by_feature, keep_columns, picked
+from platon.engine.proof.linear import COLUMNS, Gathered, Padded, by_feature, chosen, keep_columns, picked
 from platon.engine.topology import is_conv1d
 
 

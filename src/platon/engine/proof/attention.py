@@ -53,14 +53,12 @@ class FewerHeads(nn.MultiheadAttention):
         return found, shown if batched else shown.squeeze(0)
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-        if self.in_proj_weight is not None:
-            if query is key and key is value:
-                return F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
-            biases: Any = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-            parts = zip((query, key, value), self.in_proj_weight.chunk(3), biases, strict=True)
-            return tuple(F.linear(x, weight, bias) for x, weight, bias in parts)
-        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        packed = self.in_proj_weight
+        if packed is not None and query is key and key is value:
+            return F.linear(query, packed, self.in_proj_bias).chunk(3, -1)
+        apart = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        weights: Any = apart if packed is None else packed.chunk(3)
+        biases: Any = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         return tuple(F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
 
     def _heads(self, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from platon.engine.proof.replica import UnfitError
 from platon.engine.proof.sample import Arguments, Case, attempts
 
 
-def short(error: Exception) -> str:
+def short(error: BaseException) -> str:
     """An error in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
 

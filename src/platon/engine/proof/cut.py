@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from platon.engine.proof.attention import shrink_attention
 from platon.engine.proof.bias import choose
-from platon.engine.proof.linear import keep_columns, keep_rows
+from platon.engine.proof.linear import COLUMNS, chosen, gathered, inputs_of, keep_columns, keep_rows, width_in
 from platon.engine.proof.pattern import Number, Pattern, Side
-from platon.engine.proof.replica import inputs_of, width_in
 from platon.engine.topology import is_conv1d, weights_of
 
 
@@ -38,37 +37,29 @@ def cut(block: nn.Module, pattern: Pattern, kept: Tensor) -> None:
 def _cut_padded(block: nn.Module, pattern: Pattern, kept: Tensor) -> None:
     """Take the units' weights; what the block computes with keeps its shape."""
     for side in pattern.writers:
-        keep_rows(block.get_submodule(side.path.rpartition(".")[0]), side.places(kept))
-    reader = block.get_submodule(pattern.reader.path.rpartition(".")[0])
+        keep_rows(block.get_submodule(side.module), side.places(kept))
+    reader = block.get_submodule(pattern.reader.module)
     unit = pattern.reader.unit[inputs_of(reader)]
     keep_columns(reader, (kept[unit.clamp(min=0)] & (unit >= 0)).nonzero().view(-1))
 
 
-def chosen(tensor: Tensor, dim: int, places: Tensor) -> Any:
-    """Some places along a dimension; a parameter stays one."""
-    data = tensor.detach().index_select(dim, places.to(tensor.device))
-    return nn.Parameter(data, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else data
-
-
-def cut_columns(linear: Any, kept: Tensor) -> None:
-    """Leave a linear the features in `kept` of those that it is given; it may gather some of them only."""
-    new_place = torch.full((width_in(linear),), -1, dtype=torch.int64)
-    new_place[kept] = torch.arange(len(kept))
-    columns = getattr(linear, "columns", None)
-    features = new_place if columns is None else new_place[columns.cpu()]
-    linear.weight = chosen(linear.weight, int(not is_conv1d(linear)), (features >= 0).nonzero().view(-1))
-    if columns is not None:
-        linear.register_buffer("columns", features[features >= 0].to(columns.device))
-    setattr(linear, "nx" if is_conv1d(linear) else "in_features", len(kept))
-
-
 def _cut_reader(block: nn.Module, side: Side, kept: Tensor) -> None:
-    cut_columns(block.get_submodule(side.path.rpartition(".")[0]), side.places(kept))
+    """Leave the reader the features of the kept units; it may gather some of them only."""
+    linear: Any = block.get_submodule(side.module)
+    places = side.places(kept)
+    new_place = torch.full((width_in(linear),), -1, dtype=torch.int64)
+    new_place[places] = torch.arange(len(places))
+    columns = gathered(linear)
+    features = new_place[inputs_of(linear)]
+    linear.weight = chosen(linear.weight, side.dim, (features >= 0).nonzero().view(-1))
+    if columns is not None:
+        linear.register_buffer(COLUMNS, features[features >= 0].to(columns.device))
+    setattr(linear, "nx" if is_conv1d(linear) else "in_features", len(places))
 
 
 def _cut_tensor(block: nn.Module, side: Side, kept: Tensor) -> None:
-    path, _, key = side.path.rpartition(".")
-    owner: Any = block.get_submodule(path)
+    owner: Any = block.get_submodule(side.module)
+    key = side.path.rpartition(".")[2]
     tensor: Tensor = getattr(owner, key)
     places = side.places(kept)
     setattr(owner, key, chosen(tensor, side.dim, places))

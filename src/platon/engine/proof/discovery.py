@@ -16,8 +16,9 @@ from platon.engine.proof.attention import become_fewer
 from platon.engine.proof.call import Call, record_blocks, short, tensors_in
 from platon.engine.proof.hypothesis import hypotheses
 from platon.engine.proof.influence import matrices_of
+from platon.engine.proof.linear import inputs_of
 from platon.engine.proof.pattern import Pattern
-from platon.engine.proof.replica import Pool, UnfitError, inputs_of, refill, replicate, signature
+from platon.engine.proof.replica import Pool, UnfitError, refill, replicate, signature
 from platon.engine.proof.sample import CASES, sources
 from platon.engine.proof.trace import Sketch, steady
 from platon.engine.proof.trial import Trial
@@ -106,7 +107,7 @@ def group_of(model: nn.Module, group: ProvedGroup) -> Group:
         matrix = block.get_parameter(side.path)
         unit = side.unit
         if side is group.pattern.reader:
-            unit = unit[inputs_of(block.get_submodule(side.path.rpartition(".")[0]))]
+            unit = unit[inputs_of(block.get_submodule(side.module))]
         index = Index(unit, group.pattern.count)
         slices.append(Slice(names[id(matrix)], matrix, **({"rows": index} if side.dim == 0 else {"columns": index})))
     return Group(group.name, group.pattern.count, tuple(slices))
@@ -136,11 +137,6 @@ def _listed(paths: list[str]) -> str:
 def remember(block: nn.Module, finding: Finding) -> None:
     """Note what is known about a block that was cut, so that it need not be tried again."""
     _KNOWN[signature(block)] = finding
-
-
-def known(block: nn.Module) -> Finding:
-    """What `study` found for a block."""
-    return _KNOWN[signature(block)]
 
 
 def study(model: nn.Module) -> dict[str, Finding]:

@@ -129,12 +129,10 @@ class _Units:
         """Biases by their matrix's rows; any other parameter or buffer by the dimension whose places have one unit."""
         block = self.reading.block
         for side in self.writers:
-            module: Any = block.get_submodule(side.path.rpartition(".")[0])
-            prefix = side.path.rpartition(".")[0]
-            name = f"{prefix}.in_proj_bias" if side.path.endswith("in_proj_weight") else f"{prefix}.bias"
-            bias = getattr(module, name.rpartition(".")[2], None)
+            key = "in_proj_bias" if side.path.endswith("in_proj_weight") else "bias"
+            bias = getattr(block.get_submodule(side.module), key, None)
             if isinstance(bias, Tensor) and len(bias) == len(side.unit):
-                self.extras.append(Side(name, 0, side.unit))
+                self.extras.append(Side(f"{side.module}.{key}", 0, side.unit))
         taken = {side.path for side in self.extras}
         for name in self.reading.plain:
             if name in self.reading.probe.matrices or name in taken or name.startswith("<"):
@@ -171,7 +169,7 @@ class _Units:
     @property
     def core(self) -> str:
         """The innermost module with all the matrices."""
-        owners = [side.path.rpartition(".")[0].split(".") for side in (*self.writers, self.reader)]
+        owners = [side.module.split(".") for side in (*self.writers, self.reader)]
         shared = []
         for names in zip(*owners, strict=False):
             if len(set(names)) > 1:
@@ -189,7 +187,7 @@ class _Units:
             if not inside <= mine or not above:
                 break
             name = above
-        norms = tuple(side.path.rpartition(".")[0] for side in self.extras if _over_all(self.reading.block, side))
+        norms = tuple(side.module for side in self.extras if _over_all(self.reading.block, side))
         return Pattern(
             kind,
             name,
@@ -197,17 +195,16 @@ class _Units:
             self.count,
             tuple(self.writers),
             self.reader,
-            tuple(self.extras),
-            norms,
-            tuple(self.inputs),
-            (),
-            frozenset(self.sizes),
+            extras=tuple(self.extras),
+            norms=norms,
+            inputs=tuple(self.inputs),
+            sizes=frozenset(self.sizes),
         )
 
 
 def _over_all(block: nn.Module, side: Side) -> bool:
     """Whether a tensor with a place for each unit is the scale of a norm."""
-    module = block.get_submodule(side.path.rpartition(".")[0])
+    module = block.get_submodule(side.module)
     return (
         not weights_of(module)
         and side.path.endswith("weight")

@@ -76,7 +76,7 @@ class Probe:
 
     def gradients(self, number: Tensor) -> dict[str, Tensor]:
         """Of a number that came out of the pass, for every parameter, buffer and input that it depends on."""
-        names = list(self.leaves)
+        names = [name for name, leaf in self.leaves.items() if leaf.numel()]
         found = torch.autograd.grad(number, [self.leaves[n] for n in names], retain_graph=True, allow_unused=True)
         return {name: gradient for name, gradient in zip(names, found, strict=True) if gradient is not None}
 

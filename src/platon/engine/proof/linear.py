@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from platon.engine.topology import is_conv1d, weights_of
+
 COLUMNS = "columns"  # buffer of `Gathered`: the features that are read
 ROWS = "rows"  # buffer of `Padded`: the row that makes each feature
 
@@ -35,10 +37,33 @@ class Padded(nn.Linear):
     rows: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        columns = getattr(self, COLUMNS, None)
+        columns = gathered(self)
         read = x if columns is None else picked(x, columns)
         made = picked(F.pad(F.linear(read, self.weight), (0, 1)), self.rows)
         return made if self.bias is None else made + self.bias
+
+
+def gathered(module: nn.Module) -> Tensor | None:
+    """The features that a linear gathers from those that it is given; `None`: it reads all, or is no linear."""
+    columns = getattr(module, COLUMNS, None)
+    return columns if isinstance(columns, Tensor) and weights_of(module) else None
+
+
+def inputs_of(linear: Any) -> Tensor:
+    """The features that a linear reads, one for each column of its matrix."""
+    columns = gathered(linear)
+    return torch.arange(width_in(linear)) if columns is None else columns.cpu()
+
+
+def width_in(linear: Any) -> int:
+    """How many features a linear is given, whether it gathers some of them or reads all."""
+    return int(linear.nx if is_conv1d(linear) else linear.in_features)
+
+
+def chosen(tensor: Tensor, dim: int, places: Tensor) -> Any:
+    """Some places along a dimension; a parameter stays one."""
+    data = tensor.detach().index_select(dim, places.to(tensor.device))
+    return nn.Parameter(data, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else data
 
 
 def picked(x: Tensor, places: Tensor) -> Tensor:
@@ -64,21 +89,16 @@ def keep_rows(linear: Any, kept: Tensor) -> None:
     before = linear.rows.cpu() if isinstance(linear, Padded) else torch.arange(len(linear.weight))
     new = torch.full((int(before.max()) + 2,), len(kept))
     new[kept] = torch.arange(len(kept))
-    linear.weight = _chosen(linear.weight, 0, kept)
+    linear.weight = chosen(linear.weight, 0, kept)
     linear.__class__ = Padded
     linear.register_buffer(ROWS, new[before].to(linear.weight.device))
 
 
 def keep_columns(linear: Any, kept: Tensor) -> None:
     """Let a linear read those of its columns that are in `kept`, and no other."""
-    before = getattr(linear, COLUMNS, None)
-    linear.weight = _chosen(linear.weight, 1, kept)
+    before = gathered(linear)
+    linear.weight = chosen(linear.weight, 1, kept)
     if not isinstance(linear, Padded):
         linear.__class__ = Gathered
     columns = kept if before is None else before[kept.to(before.device)]
     linear.register_buffer(COLUMNS, columns.to(linear.weight.device))
-
-
-def _chosen(tensor: Tensor, dim: int, places: Tensor) -> nn.Parameter:
-    data = tensor.detach().index_select(dim, places.to(tensor.device))
-    return nn.Parameter(data, requires_grad=tensor.requires_grad)

@@ -22,6 +22,11 @@ class Side:
     dim: int
     unit: Tensor
 
+    @property
+    def module(self) -> str:
+        """The path of the module that holds the tensor."""
+        return self.path.rpartition(".")[0]
+
     def places(self, kept: Tensor) -> Tensor:
         """Where the kept units, and what belongs to none, are; `kept` is a mask of units."""
         return (kept[self.unit.clamp(min=0)] | (self.unit < 0)).nonzero().view(-1)

@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from platon.engine.topology import is_conv1d, weights_of
+from platon.engine.proof.linear import COLUMNS, gathered, width_in
+from platon.engine.topology import is_conv1d
 
 Fill = Callable[[str, torch.Size], Tensor]
 
@@ -73,25 +75,9 @@ def plain_class(module: nn.Module) -> type:
     )
 
 
-def inputs_of(linear: Any) -> Tensor:
-    """The features that a linear reads, one for each column of its matrix.
-
-    All of them in order, unless compaction left it a list of those that it gathers.
-    """
-    gathered = getattr(linear, "columns", None)
-    if isinstance(gathered, Tensor):
-        return gathered.cpu()
-    return torch.arange(linear.weight.shape[0 if is_conv1d(linear) else 1])
-
-
-def width_in(linear: Any) -> int:
-    """How many features there are for a linear to read, whether it gathers some of them or reads all."""
-    return int(linear.nx if is_conv1d(linear) else linear.in_features)
-
-
 def _full_shape(model: nn.Module, name: str, parameter: nn.Parameter) -> torch.Size:
-    owner: Any = model.get_submodule(name.rpartition(".")[0])
-    if name.endswith(".weight") and isinstance(getattr(owner, "columns", None), Tensor) and weights_of(owner):
+    owner = model.get_submodule(name.rpartition(".")[0])
+    if name.endswith(".weight") and gathered(owner) is not None:
         shape = list(parameter.shape)
         shape[int(not is_conv1d(owner))] = width_in(owner)
         return torch.Size(shape)
@@ -100,11 +86,11 @@ def _full_shape(model: nn.Module, name: str, parameter: nn.Parameter) -> torch.S
 
 def _copy_into(copied: nn.Module, module: nn.Module, memo: dict[int, Any]) -> None:
     own = vars(module)
-    sharded = type(module).__module__.startswith("torch.distributed") or any(
-        cls.__module__.startswith("torch.distributed") for cls in type(module).__mro__
-    )
+    sharded = any(cls.__module__.startswith("torch.distributed") for cls in type(module).__mro__)
+    # accelerate's wrapper of the forward pass casts to half precision
+    left_out = (*_STRUCTURE, *(("forward", "_original_forward") if "_original_forward" in own else ()))
     for key, value in own.items():
-        if key in _STRUCTURE or key.startswith(_SHARDING) or (key == "forward" and "_original_forward" in own):
+        if key in left_out or key.startswith(_SHARDING):
             continue
         if key.startswith("_") and key.endswith("_hooks"):
             kept = {} if sharded else {k: _copied(hook, memo) for k, hook in value.items() if _computes(hook)}
@@ -113,15 +99,13 @@ def _copy_into(copied: nn.Module, module: nn.Module, memo: dict[int, Any]) -> No
             copied.__dict__[key] = copy.copy(value)
         else:
             copied.__dict__[key] = _plain(_portable(_copied(value, memo)))
-    if "_original_forward" in own:  # accelerate's wrapper casts to half precision
-        copied.__dict__.pop("_original_forward", None)
-    gathers = isinstance(getattr(module, "columns", None), Tensor) and bool(weights_of(module))
+    gathers = gathered(module) is not None
     copied.__dict__["_parameters"] = {k: None if p is None else memo[id(p)] for k, p in module._parameters.items()}
     copied.__dict__["_modules"] = {k: None if m is None else memo[id(m)] for k, m in module._modules.items()}
     copied.__dict__["_buffers"] = {
         k: _plain(b if b is None else memo.setdefault(id(b), b.detach().clone()))
         for k, b in module._buffers.items()
-        if not (gathers and k == "columns")
+        if not (gathers and k == COLUMNS)
     }
 
 
@@ -206,10 +190,8 @@ def _random(key: str, parameter: Tensor, owner: nn.Module, random: torch.Generat
         if key.endswith("bias"):
             return torch.randn(shape, generator=random, dtype=torch.float64).mul_(0.5)
         return torch.rand(shape, generator=random, dtype=torch.float64).add_(0.5)
-    fan = shape[0] if is_conv1d(owner) else math.prod(shape[1:])
-    if isinstance(owner, nn.Embedding):
-        fan = 1
-    return torch.randn(shape, generator=random, dtype=torch.float64).mul_(1.5 / math.sqrt(fan))
+    fan = shape[0] if is_conv1d(owner) else 1 if isinstance(owner, nn.Embedding) else math.prod(shape[1:])
+    return torch.randn(shape, generator=random, dtype=torch.float64).mul_(1.5 / math.sqrt(max(1, fan)))
 
 
 # Attributes that say where a block is in its model or where it came from, which does not change what it computes.
@@ -218,7 +200,10 @@ _ORIGINS = {"_is_hf_initialized", "model_type", "transformers_version"}
 
 
 def signature(block: nn.Module) -> str:
-    """What tells two blocks apart whose units may lie differently: classes, shapes, numbers, switches and functions."""
+    """What tells two blocks apart whose units may lie differently.
+
+    Classes, shapes of parameters, numbers, switches and functions; and what buffers hold: it may be an order of heads.
+    """
     parts: list[str] = []
     configurations: dict[int, str] = {}
     for name, module in block.named_modules():
@@ -233,13 +218,11 @@ def signature(block: nn.Module) -> str:
                     if isinstance(value, bool | int | str) and key not in _PLACES | _ORIGINS
                 )
             )
-        shapes = [
-            f"{key}{tuple(t.shape)}"
-            for key, t in [*module._parameters.items(), *module._buffers.items()]
-            if t is not None
-        ]
+        tensors = [f"{key}{tuple(p.shape)}" for key, p in module._parameters.items() if p is not None]
+        counts = not isinstance(module, _BatchNorm)  # whose buffers are statistics
+        tensors += [f"{key}{_digest(b, counts)}" for key, b in module._buffers.items() if b is not None]
         cls = type(module)
-        parts.append(f"{name}:{plain_class(module).__module__}.{cls.__qualname__}:{simple}:{shapes}")
+        parts.append(f"{name}:{plain_class(module).__module__}.{cls.__qualname__}:{simple}:{tensors}")
     return "\n".join(parts + sorted(set(configurations.values())))
 
 
@@ -252,5 +235,15 @@ def _mark(key: str, value: Any) -> str | None:
         return None
     if isinstance(value, bool | int | float | str | tuple | list):
         return str(value)
+    if isinstance(value, Tensor) and not value.is_floating_point():  # floats may be activations of the last pass
+        return _digest(value, True)
     code = getattr(value, "__code__", None)
     return None if code is None else f"{value.__qualname__}:{hash(code)}"
+
+
+def _digest(tensor: Tensor, values: bool) -> str:
+    """Shape and type of a tensor, and its values where they count and are known."""
+    kind = f"{tuple(tensor.shape)}{tensor.dtype}"
+    if not values or tensor.is_meta or tensor.layout is not torch.strided:
+        return kind
+    return f"{kind}{hash(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())}"

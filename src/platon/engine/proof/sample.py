@@ -36,6 +36,7 @@ class Case:
 # tables of relative positions have an even number of rows and are told from activations by it.
 CASES = (Case(3, 5), Case(3, 8, masked=True), Case(1, 40), Case(2, 1))
 _MOST_NUMBERS = 1 << 22
+_SIDE = 4  # patches in a row of an image
 
 
 def sources(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -54,8 +55,8 @@ def attempts(model: nn.Module, case: Case) -> Iterator[Arguments]:
     if not _is_pretrained(model):
         yield from _guesses(model, case)
         return
-    asked = inspect.signature(model.forward).parameters
     kinds = _Kinds(model, case)
+    asked = kinds.asked
     main = getattr(model, "main_input_name", "input_ids")
     few = [main, *(name for name, one in asked.items() if one.default is inspect.Parameter.empty)]
     few += ["decoder_input_ids"] if kinds.number("is_encoder_decoder") else []
@@ -80,6 +81,7 @@ class _Kinds:
 
     def __init__(self, model: Any, case: Case) -> None:
         self.model, self.length = model, case.length
+        self.asked = inspect.signature(model.forward).parameters
         self.random = torch.Generator().manual_seed(case.length)
         config = getattr(model, "config", None)
         inner = ("text_config", "vision_config", "audio_config", "encoder", "decoder", "backbone_config")
@@ -103,7 +105,7 @@ class _Kinds:
         """An argument of this name; `None`: it is not known, or the configuration does not say how large it is."""
         try:
             found: Tensor = getattr(self, f"_{name}")()
-        except (AttributeError, TypeError):  # the configuration may hold anything under the names of sizes, or nothing
+        except (AttributeError, RuntimeError, TypeError):  # the configuration may hold anything as a size, or nothing
             return None
         return found
 
@@ -126,6 +128,8 @@ class _Kinds:
     def _input_ids(self) -> Tensor:
         return self._tokens(self.length)
 
+    _qformer_input_ids = _input_ids
+
     def _decoder_input_ids(self) -> Tensor:
         return self._tokens(self.length - 1 or 1)
 
@@ -135,14 +139,38 @@ class _Kinds:
         return found
 
     def _pixel_values(self) -> Tensor:
-        channels = self.number("num_channels", "in_channels", "in_chans", "num_image_channels") or 3
-        return self._floats(self.rows, channels, *self.image)
+        if "grid_thw" in self.asked:
+            return self._patches().flatten(0, 1)
+        if "spatial_shapes" in self.asked:
+            return self._patches()
+        frames = [self.number("num_frames", "frames_per_clip")] if self.number("tubelet_size") else []  # a video
+        return self._floats(self.rows, *frames, self._channels(), *self.image)
+
+    _pixel_values_videos = _pixel_values
+
+    def _channels(self) -> int:
+        return int(self.number("num_channels", "in_channels", "in_chans", "num_image_channels") or 3)
+
+    def _patches(self) -> Tensor:
+        """Images that are cut into patches beforehand: of each, a square of `_SIDE` by `_SIDE`."""
+        size = self.number("patch_size") ** 2 * (self.number("temporal_patch_size") or 1) * self._channels()
+        return self._floats(self.rows, _SIDE**2, size)
+
+    def _grid_thw(self) -> Tensor:
+        return torch.tensor([[1, _SIDE, _SIDE]] * self.rows)
+
+    def _spatial_shapes(self) -> Tensor:
+        return torch.tensor([[_SIDE, _SIDE]] * self.rows)
+
+    def _pixel_attention_mask(self) -> Tensor:
+        return torch.ones(self.rows, _SIDE**2, dtype=torch.int64)
 
     def _input_features(self) -> Tensor:
         bins = (
             self.number("num_mel_bins", "input_feat_per_channel", "feature_size", "feature_projection_input_dim") or 80
         )
-        if self.number("max_source_positions") and not self.number("conv_kernel_sizes"):
+        framed = self.number("conv_kernel_sizes", "feature_projection_input_dim")
+        if self.number("max_source_positions") and not framed:
             return self._floats(self.rows, bins, self.frames)
         return self._floats(self.rows, 64, bins)
 
@@ -155,6 +183,8 @@ class _Kinds:
         return torch.cat([corner, corner + 20], -1)
 
     def _hidden_states(self) -> Tensor:
+        if "grid_thw" in self.asked:
+            return self._patches().flatten(0, 1)
         return self._floats(self.rows, self.length, self.number("hidden_size", "d_model"))
 
     _inputs_embeds = _encoder_hidden_states = _hidden_states

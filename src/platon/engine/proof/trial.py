@@ -15,7 +15,7 @@ from platon.engine.proof.cut import cut, set_number
 from platon.engine.proof.influence import matrices_of
 from platon.engine.proof.linear import may_pad
 from platon.engine.proof.numbers import sets_of_numbers
-from platon.engine.proof.pattern import Input, Number, Pattern, Side
+from platon.engine.proof.pattern import Input, Number, Pattern
 from platon.engine.proof.replica import UnfitError, duplicate
 from platon.engine.proof.sample import Arguments
 from platon.engine.proof.trace import Watch
@@ -56,10 +56,10 @@ class Trial:
         self._check_uses(pattern)
         first, *others = _choices(pattern.count)
         tries = [(first, self.arguments), *((gone, self.arguments[:2]) for gone in others)]
+        spared = self._before_norms(pattern)
         for gone, inputs in tries:
-            self._check_contribution(pattern, gone, inputs)
-        mirror = self._mirrored()
-        mirror._check_contribution(pattern, first, mirror.arguments)
+            self._check_contribution(self.block, pattern, gone, inputs, spared)
+        self._check_contribution(self._mirrored(), pattern, first, self.arguments[:1], spared)
         zeroed = [self._zeroed(pattern, gone, inputs) for gone, inputs in tries]
         said = ""
         for candidate in self._candidates(pattern):
@@ -74,15 +74,13 @@ class Trial:
             f"cut out, the {pattern.kind} that {pattern.reader.path!r} reads leave another result ({said})"
         )
 
-    def _mirrored(self) -> Trial:
-        """The first call of a copy whose biases have the other sign: a branch on a mean may follow from them alone."""
+    def _mirrored(self) -> nn.Module:
+        """A copy whose biases have the other sign: a branch on a mean may follow from them alone."""
         copied = shared_copy(self.block)
         for path, parameter in self.block.named_parameters():
             if parameter.ndim == 1 and path.endswith("bias"):
                 _replace(copied, path, -parameter)
-        found = Trial(copied, ())
-        found.arguments, found.passed = self.arguments[:1], self.passed
-        return found
+        return copied
 
     def _check_uses(self, pattern: Pattern) -> None:
         """Refuse a matrix that reads two different activations."""
@@ -111,17 +109,19 @@ class Trial:
             if count > 1:
                 raise UnfitError(f"{side.path!r} is used {count} times in one pass")
 
-    def _check_contribution(self, pattern: Pattern, gone: Tensor, inputs: Sequence[Arguments]) -> None:
+    def _check_contribution(
+        self, block: nn.Module, pattern: Pattern, gone: Tensor, inputs: Sequence[Arguments], spared: set[str]
+    ) -> None:
+        """Masking the units' features in what the reader reads has to give the same as zeroing their slices."""
         hidden = pattern.reader.unit
 
         def mask(name: str, x: Tensor) -> Tensor:
             return x * ~gone[hidden] if name == pattern.reader.path else x
 
-        spared = {side.path for side in self._normed(pattern)}
-        zeroed = shared_copy(self.block)
+        zeroed = shared_copy(block)
         zero(zeroed, pattern, gone, spared)
         for arguments in inputs:
-            masked, found = self._run(self.block, arguments, mask), self._run(zeroed, arguments)
+            masked, found = self._run(block, arguments, mask), self._run(zeroed, arguments)
             difference = self._difference(masked, found, pattern, ~gone)
             if not difference <= LIMIT:
                 raise UnfitError(
@@ -129,20 +129,31 @@ class Trial:
                     f"(outputs change by {difference:.1g})"
                 )
 
-    def _normed(self, pattern: Pattern) -> Iterator[Side]:
+    def _before_norms(self, pattern: Pattern) -> set[str]:
         """Matrices before a norm over all units: zeroing a unit changes what the norm divides the others by.
 
         Queries and keys may have such a norm. What reaches the reader linearly may not.
         """
         if not pattern.norms or pattern.kind != "heads":
-            return
-        widths = {len(side.unit) for side in pattern.extras if side.path.rpartition(".")[0] in pattern.norms}
-        values = _value_like(self.block, self.arguments[0], pattern)
-        if not values:
-            return
+            return set()
+        widths = {len(side.unit) for side in pattern.extras if side.module in pattern.norms}
+        values = self._values(pattern)
+        return {side.path for side in pattern.writers if len(side.unit) in widths} - values if values else set()
+
+    def _values(self, pattern: Pattern) -> set[str]:
+        """Matrices without which the reader reads the same at every position: when they are zero, biases are left."""
+        found = set()
+        args, kwargs = self.arguments[0]
         for side in pattern.writers:
-            if len(side.unit) in widths and side.path not in values:
-                yield side
+            silent = shared_copy(self.block)
+            _replace(silent, side.path, torch.zeros_like(silent.get_parameter(side.path)))
+            with torch.no_grad(), Watch(matrices_of(silent)) as watch:
+                silent(*cloned(args), **cloned(kwargs))
+            read = next(use.x for use in watch.uses if use.name == pattern.reader.path)
+            x = read.reshape(-1, read.shape[-1])
+            if bool((x - x[:1]).abs().amax() <= 1e-9 * x.abs().amax().clamp(min=1e-9)):
+                found.add(side.path)
+        return found
 
     def _zeroed(self, pattern: Pattern, gone: Tensor, inputs: Sequence[Arguments]) -> list[list[Tensor]]:
         """What the block gives when the slices of some units are zero."""
@@ -186,7 +197,7 @@ class Trial:
 
     def _may_pad(self, pattern: Pattern) -> bool:
         """Whether all matrices are of plain linears, and each writer has as many rows for every unit."""
-        linears = (self.block.get_submodule(side.path.rpartition(".")[0]) for side in pattern.matrices)
+        linears = (self.block.get_submodule(side.module) for side in pattern.matrices)
         lengths = [side.unit[side.unit >= 0].bincount(minlength=pattern.count) for side in pattern.writers]
         even = all(bool((rows == rows[0]).all() and rows[0]) for rows in lengths)
         return even and all(may_pad(linear) for linear in linears)
@@ -275,20 +286,3 @@ def _choices(count: int) -> Iterator[Tensor]:
         gone = torch.zeros(count, dtype=torch.bool)
         gone[list(units)] = True
         yield gone
-
-
-def _value_like(block: nn.Module, arguments: Arguments, pattern: Pattern) -> set[str]:
-    """Matrices without which the reader reads the same at every position: when they are zero, biases are left."""
-    found = set()
-    args, kwargs = arguments
-    for side in pattern.writers:
-        silent = shared_copy(block)
-        with torch.no_grad():
-            _replace(silent, side.path, torch.zeros_like(silent.get_parameter(side.path)))
-            watch = Watch(matrices_of(silent))
-            with watch:
-                silent(*cloned(args), **cloned(kwargs))
-        x = next(use.x for use in watch.uses if use.name == pattern.reader.path).reshape(-1, len(pattern.reader.unit))
-        if bool((x - x[:1]).abs().amax() <= 1e-9 * x.abs().amax().clamp(min=1e-9)):
-            found.add(side.path)
-    return found
