@@ -35,6 +35,8 @@ struct layer {
 };
 
 int platon_level(void);
+int platon_sparse_problem(const struct layer *l);
+int platon_fold(const uint8_t *data, int64_t bytes, uint32_t start, uint8_t *folded);
 int platon_sparse_linears(const float *x, int64_t tokens, int64_t x_stride, const struct layer *const *layers,
                           int count, float *const *outs, int threads, void *parallel, int level);
 int platon_sparse_chain(const float *x, int64_t tokens, int64_t x_stride, const struct layer *const *layers, int count,
@@ -204,6 +206,25 @@ static int differs(const float *got, const double *want, const double *size, int
     return 0;
 }
 
+/* What the register of a CRC-32 holds after these bytes, bit by bit. */
+static uint32_t divide(uint32_t held, const uint8_t *data, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i++) {
+        held ^= data[i];
+        for (int bit = 0; bit < 8; bit++)
+            held = held >> 1 ^ (held & 1 ? 0xedb88320 : 0);
+    }
+    return held;
+}
+
+/* Whether the folded bytes have another CRC-32 than all of them. */
+static int folds_wrongly(const struct array *array) {
+    int64_t bytes = array->bytes / 64 * 64;
+    uint32_t start = (uint32_t)draw(1 << 30);
+    uint8_t folded[16];
+    return platon_fold(array->data, bytes, start, folded) &&
+           divide(0, folded, 16) != divide(start, array->data, bytes);
+}
+
 int main(int words_count, char **words) {
     int64_t cases = words_count > 1 ? atoll(words[1]) : 1000, computed = 0, refused = 0, undamaged = 0;
     state = 88172645463325252ull + (words_count > 2 ? strtoull(words[2], NULL, 10) : 0) * 1000003;
@@ -236,6 +257,15 @@ int main(int words_count, char **words) {
                                        m->columns_in,   m->told_width,   m->activation};
             pointers[i] = &layers[i];
             results[i] = outs[i].data;
+        }
+        for (int i = 0; i < count; i++)
+            if (platon_sparse_problem(&layers[i]) && !damaged) {
+                printf("a sound matrix is refused in case %ld\n", (long)index);
+                return 1;
+            }
+        if (folds_wrongly(&x)) {
+            printf("wrong checksum in case %ld\n", (long)index);
+            return 1;
         }
         /* A told number of rows changes what the added tokens have to hold. */
         int adds = draw(2) && matrices[count - 1].told_rows == before;

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 from rich.console import Console
 
 import platon
 from platon.cli import training
 from platon.deploy import memory
+from platon.deploy.loading import opened
 from platon.deploy.ship import ship
 from platon.deploy.shrink import shrink
-from platon.deploy.speed import opened
 from platon.lab.finished import reopen
 from platon.lab.printer import Printer
 from platon.lab.record import read_record
@@ -72,6 +73,31 @@ def test_a_structured_run_ships_its_compact_model(tmp_path: Path) -> None:
     layers = [model.vit.layers for model in (fast, small)]
     assert [layer.mlp.fc1.out_features for layer in layers[0]] == [layer.mlp.fc1.out_features for layer in layers[1]]
     assert record["fast"]["results"] == record["results"]
+
+
+def test_an_embedding_run_ends_with_a_folder_that_embeds(tmp_path: Path) -> None:
+    """It opens as a SentenceTransformer, and is measured as the task measures its encoder."""
+    pytest.importorskip("sentence_transformers")
+    words = ["one", "two", "three", "four", "five"]
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    hf.BertModel(hf.BertConfig(vocab_size=10, max_position_embeddings=32, **sizes)).save_pretrained(tmp_path / "bert")
+    hf.BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "bert")
+    texts = [" ".join(words[(row * place) % 5] for place in range(1, 2 + row % 6)) for row in range(60)]
+    (tmp_path / "texts.txt").write_text("\n".join(dict.fromkeys(texts)))
+    flags = {"task": "embed", "model": str(tmp_path / "bert"), "data": str(tmp_path / "texts.txt")}
+    sizes = {"train_rows": 16, "eval_rows": 8, "batch": 8}
+    record = prune(resolve(flags=TINY | sizes | flags), tmp_path / "run", ship=ship)
+    found = record["fast"]
+    assert "error" not in found
+    for split, metrics in record["results"].items():
+        assert found["results"][split] == pytest.approx(metrics, abs=1e-4)
+    assert found["milliseconds"].keys() == {"dense", "fast"}
+    model = platon.load(tmp_path / "run" / "fast")
+    assert model.encode(["one two", "three"]).shape == (2, 16)
+    again = reopen(tmp_path / "run").measure(opened(tmp_path / "run" / "fast"))
+    assert again["validation"] == pytest.approx(found["results"]["validation"], abs=1e-4)
 
 
 def test_the_fast_model_of_a_run_in_bf16_is_measured_in_float32(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -233,6 +234,38 @@ def test_only_what_a_trial_confirms(kind: str) -> None:
     torch.testing.assert_close(fast(x), model(x).detach(), rtol=1e-4, atol=1e-5)
     assert bool(block.end.dense.before) == (kind != "used twice")
     assert isinstance(fast[1].end, SparseSum)
+
+
+class Adding(nn.Module):
+    """norm(dense(x) + factor · added), where one of several attributes holds the factor."""
+
+    def __init__(self, kind: str, factor: float) -> None:
+        super().__init__()
+        self.dense, self.norm = nn.Linear(48, 48), nn.LayerNorm(48)
+        self.held: Any = {
+            "number": lambda: factor,
+            "tensor": lambda: torch.tensor(factor),
+            "closure": lambda: lambda: factor,
+            "list": lambda: [[factor]],
+            "object": lambda: {"factor": factor},
+        }[kind]()
+
+    def forward(self, x: Tensor, added: Tensor) -> Tensor:
+        held = self.held() if callable(self.held) else self.held
+        factor = held[0][0] if isinstance(held, list) else held["factor"] if isinstance(held, dict) else held
+        return self.norm(self.dense(x) + factor * added)
+
+
+@pytest.mark.parametrize("kind", ["number", "tensor", "closure", "list", "object"])
+def test_what_holds_for_one_module_is_not_taken_for_another(kind: str) -> None:
+    """Modules of one class and one shape, which differ in what they hold: each has a trial of its own."""
+    torch.manual_seed(0)
+    model = nn.ModuleList(prune(Adding(kind, factor)) for factor in (1.0, 1.5, 1.0)).eval()
+    fast = platon.sparsify(model, dense_above=1.0)
+    assert [isinstance(one, SparseSum) for one in fast] == [True, False, True]
+    x = torch.randn(3, 48)
+    for one, other in zip(fast, model, strict=True):
+        torch.testing.assert_close(one(x, x), other(x, x).detach(), rtol=1e-4, atol=1e-5)
 
 
 class Reader(nn.Module):

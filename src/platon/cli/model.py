@@ -146,11 +146,11 @@ def export(
 
 def _show_rounding(source: Source, target: Path, task: str | None, data: Path | None) -> None:
     """What rounding costs: the task's metrics of the model and of what was written."""
-    from platon.deploy.loading import load
+    from platon.deploy.loading import opened
     from platon.lab.finished import open_source
 
-    opened = open_source(source, task, data)
-    before, after = (opened.measure(load(folder)) for folder in (source.folder, target))
+    measure = open_source(source, task, data).measure
+    before, after = (measure(opened(folder)) for folder in (source.folder, target))
     for split, metrics in after.items():
         for metric, value in metrics.items():
             unrounded = _shown(metric, before[split][metric])

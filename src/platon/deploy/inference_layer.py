@@ -25,7 +25,7 @@ class InferenceLayer(Packed):
     def __init__(self, rows: int, columns: int, bias: Tensor | None, activation: str) -> None:
         super().__init__()
         self.out_features, self.in_features = rows, columns
-        self.register_buffer("bias", None if bias is None else bias.detach().float().clone())
+        self.register_buffer("bias", bias)
         self.activation = activation
         # Of the last check: the tensors (kept, so that their ids stay theirs), and what says that they are unchanged.
         self._checked: tuple[list[Tensor], list[int]] | None = None
@@ -80,6 +80,11 @@ class InferenceLayer(Packed):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_checked": None}  # a copy has buffers of its own
+
+
+def copied(bias: Tensor | None) -> Tensor | None:
+    """The bias of a dense layer for one that stays as it is, whatever happens to the dense one."""
+    return None if bias is None else bias.detach().float().clone()
 
 
 def change_count(x: Tensor) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -9,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from platon.deploy import sparse_kernel, sparse_matrix
-from platon.deploy.inference_layer import InferenceLayer, change_count, is_eager
+from platon.deploy.inference_layer import InferenceLayer, change_count, copied, is_eager
 from platon.deploy.packed import Description, Shapes, size
 from platon.deploy.sparse_kernel import ACTIVATIONS, Layer
-from platon.deploy.sparse_matrix import SparseMatrix
+from platon.deploy.sparse_matrix import PROBLEMS, SparseMatrix
 from platon.deploy.sparse_operator import ACTIVATE, csr_linear, csr_matrix, kernel, quiet, sparse_linear
 
 _NOT_FETCHED = (torch.empty(0), None, torch.empty(0))
@@ -35,7 +36,7 @@ class SparseLinear(InferenceLayer):
     _layer: Layer | None = None
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> None:
-        self._set(sparse_matrix.from_dense(weight), bias, activation)
+        self._set(sparse_matrix.from_dense(weight), copied(bias), activation)
 
     def _set(self, matrix: SparseMatrix, bias: Tensor | None, activation: str) -> None:
         super().__init__(matrix.rows, matrix.columns_in, bias, activation)
@@ -45,7 +46,7 @@ class SparseLinear(InferenceLayer):
 
     @classmethod
     def of(cls, matrix: SparseMatrix, bias: Tensor | None, activation: str) -> SparseLinear:
-        """A layer with this matrix, which is not copied."""
+        """A layer with this matrix and bias, which are not copied."""
         layer = cls.__new__(cls)
         layer._set(matrix, bias, activation)
         return layer
@@ -53,6 +54,9 @@ class SparseLinear(InferenceLayer):
     def description(self) -> dict[str, int | str]:
         sizes = {"rows": self.out_features, "columns": self.in_features, "width": self.width}
         return {**sizes, "activation": self.activation}
+
+    def outline(self) -> Hashable:
+        return super().outline(), self.is_deferred, len(self.before)
 
     @classmethod
     def unfilled(cls, description: Description, shapes: Shapes) -> SparseLinear:
@@ -87,7 +91,12 @@ class SparseLinear(InferenceLayer):
         return sparse_matrix.to_dense(self.matrix)
 
     def problem(self) -> str | None:
-        return sparse_matrix.problem(self.matrix, self.bias)
+        matrix, found = self.matrix, sparse_kernel.find()
+        problem = sparse_matrix.layout_problem(matrix, self.bias)
+        if problem:
+            return problem
+        number = sparse_matrix.content_problem(matrix) if isinstance(found, str) else found.content_problem(matrix)
+        return PROBLEMS[number - 1].format(matrix) if number else None
 
     def _sizes(self) -> tuple[int, ...]:
         return (self.out_features, self.in_features, self.width, ACTIVATIONS[self.activation])
@@ -163,7 +172,7 @@ class CsrLinear(InferenceLayer):
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> None:
         with quiet():
-            self._set(weight.detach().float().to_sparse_csr(), bias, activation)
+            self._set(weight.detach().float().to_sparse_csr(), copied(bias), activation)
 
     @classmethod
     def of(cls, matrix: SparseMatrix, bias: Tensor | None, activation: str) -> CsrLinear:

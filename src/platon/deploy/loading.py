@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from transformers.utils import logging
 
 from platon.deploy import storage
-from platon.deploy.sentence import MODULES
+from platon.deploy.sentence import MODULES, inner_models
 
 RUN, MODEL = "record.json", "model"  # a finished run, and the folder of its model
 
@@ -58,6 +58,12 @@ def load(folder: str | Path) -> Any:
             f"{type(model).__name__} has no {min(found['unexpected_keys'])!r}; write the class's name there"
         )
     return model.eval()
+
+
+def opened(folder: str | Path) -> Any:
+    """The same, but of a `SentenceTransformer` the model of transformers inside it, which takes a batch of tensors."""
+    (model,) = inner_models(load(folder))
+    return model
 
 
 def _holds_sentence_model(folder: Path) -> bool:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from platon.deploy.checksum import crc32
 from platon.deploy.rounding import PRECISIONS
 
 MANIFEST, CONFIG, GENERATION = "manifest.json", "config.json", "generation_config.json"
@@ -30,7 +33,6 @@ _DTYPES = {
     )
 }
 _LARGEST = 1 << 48  # of a shape; a larger number is damage
-_PIECE = 1 << 20
 # Keys of a configuration that change no number of the model.
 _DESCRIPTIVE = ("id2label", "label2id", "architectures", "transformers_version", "_name_or_path", "problem_type")
 
@@ -146,28 +148,27 @@ def read_manifest(folder: Path) -> Manifest:
 def checksums(folder: Path, weights: str) -> dict[str, int]:
     """CRC-32 of the weights, and of what the configuration says about the model: names may be edited."""
     config = {key: value for key, value in read_json(folder / CONFIG).items() if key not in _DESCRIPTIVE}
-    return {weights: _crc(folder / weights), CONFIG: zlib.crc32(json.dumps(config, sort_keys=True).encode())}
+    return {weights: crc32(folder / weights), CONFIG: zlib.crc32(json.dumps(config, sort_keys=True).encode())}
 
 
-def check_unchanged(manifest: Manifest, folder: Path) -> None:
-    """Refuse a folder whose files are not those that were saved, by accident or by an editor."""
+@contextmanager
+def unchanged(manifest: Manifest, folder: Path) -> Iterator[None]:
+    """Refuse a folder whose files are not those that were saved, by accident or by an editor.
+
+    The checksums are computed by a thread beside what is done with the folder meanwhile, and compared at the end.
+    """
     if not manifest.checksums:  # an older folder
+        yield
         return
-    for name, found in checksums(folder, manifest.weights).items():
-        if manifest.checksums.get(name) != found:
+    with ThreadPoolExecutor(1) as beside:
+        found = beside.submit(checksums, folder, manifest.weights)
+        yield
+    for name, one in found.result().items():
+        if manifest.checksums.get(name) != one:
             raise ValueError(
                 f"{name} in {str(folder)!r} was changed after the model was saved; copy the folder again, and to "
                 "change a model load it, change it and save it"
             )
-
-
-def _crc(path: Path) -> int:
-    """Of a file, read in pieces that do not stay in memory."""
-    found = 0
-    with path.open("rb", buffering=0) as file:
-        while piece := file.read(_PIECE):
-            found = zlib.crc32(piece, found)
-    return found
 
 
 def read_json(path: Path) -> dict[str, Any]:

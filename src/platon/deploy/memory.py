@@ -106,7 +106,7 @@ def main(file: str, threads: str, *models: str) -> None:
     """Print a line of JSON for each engine, folder and place."""
     warnings.simplefilter("ignore")
     from platon.deploy.engine import ENGINES, Subject
-    from platon.deploy.speed import opened
+    from platon.deploy.loading import opened
 
     torch.set_num_threads(int(threads))
     batch = load_file(file)

@@ -8,7 +8,7 @@ and name it in `KINDS`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, ClassVar, Self
 
 from torch import nn
@@ -32,6 +32,11 @@ class Packed(nn.Module):
     def description(self) -> dict[str, int | str]:
         """What it is built from, besides its buffers."""
         raise NotImplementedError
+
+    def outline(self) -> Hashable:
+        """What it computes, but for the numbers in its buffers."""
+        there = tuple(key for key, buffer in self._buffers.items() if buffer is not None)
+        return self.kind, tuple(self.description().items()), there
 
     @classmethod
     def unfilled(cls, description: Description, shapes: Shapes) -> Self:

@@ -23,18 +23,23 @@ _BUFFER_BYTES = 64 << 20  # of buffers that are computed
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def cut_to(model: nn.Module, shapes: Shapes) -> None:
+def cut_to(model: nn.Module, shapes: Shapes) -> bool:
     """Give the linears of the blocks the shapes that are asked for; the values of the weights are any.
 
     A model whose shapes fit already is left alone, of whatever architecture it is. What cannot be (a matrix that is
     larger, half a head, a feed-forward whose two matrices differ) is refused. So that nothing large is built for a
     configuration of another model, a model with other shapes outside its blocks is left alone too.
+
+    Returns:
+        Whether the shapes fitted already.
     """
     there = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     differ = [name for name, shape in shapes.items() if there.get(name) != shape]
+    if not differ:
+        return True
     inside = tuple(f"{name}." for name in blocks(model))
-    if not differ or not all(name.startswith(inside) for name in differ):
-        return
+    if not all(name.startswith(inside) for name in differ):
+        return False
     for name, finding in proved(_with_buffers(model, shapes)).items():
         block = model.get_submodule(name)
         left = tuple(_cut_group(block, name, pattern, shapes) for pattern in finding.patterns)
@@ -42,6 +47,7 @@ def cut_to(model: nn.Module, shapes: Shapes) -> None:
             if weights_of(linear) and surgery.is_plain(linear):
                 _cut_inputs(f"{name}.{path}", linear, shapes)
         remember(block, Finding(left, finding.refusals, finding.calls))
+    return False
 
 
 def _with_buffers(model: Any, shapes: Shapes) -> nn.Module:

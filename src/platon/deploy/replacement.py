@@ -54,12 +54,12 @@ def may_be_rounded(modules: Mapping[str, Packed]) -> frozenset[str]:
 
 def dense_shapes(model: nn.Module, described: Mapping[str, Description], shapes: Shapes) -> Shapes:
     """The shapes of the model's tensors with those of the dense modules in place of packed ones."""
-    dense, inside = dict(shapes), _by_module(shapes)
+    dense, inside, modules = dict(shapes), _by_module(shapes), dict(model.named_modules())
     for name, one in described.items():
         kind, there = _kind(name, one), inside.get(name, {})
         if kind is None:
             continue
-        original = _submodule(model, name)
+        original = _named(modules, name)
         for key in there:
             dense.pop(f"{name}.{key}")
         for key, shape in kind.replaced(one, there).items():
@@ -67,15 +67,20 @@ def dense_shapes(model: nn.Module, described: Mapping[str, Description], shapes:
     return dense
 
 
-def install(model: nn.Module, described: Mapping[str, Description], shapes: Shapes) -> None:
-    """Put packed modules without contents, and nothing where there was an activation, into a newly built model."""
-    new: dict[nn.Module, nn.Module] = {}
+def unfilled(described: Mapping[str, Description], shapes: Shapes) -> dict[str, nn.Module]:
+    """Packed modules without contents, and nothing where there was an activation, by name."""
     inside = _by_module(shapes)
+    made: dict[str, nn.Module] = {}
     for name, one in described.items():
         kind = _kind(name, one)
-        replaced = _submodule(model, name)
-        new[replaced] = nn.Identity() if kind is None else kind.unfilled(one, inside.get(name, {}))
-    _replace(model, new)
+        made[name] = nn.Identity() if kind is None else kind.unfilled(one, inside.get(name, {}))
+    return made
+
+
+def install(model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
+    """Put modules into a newly built model, by name."""
+    there = dict(model.named_modules())
+    _replace(model, {_named(there, name): module for name, module in modules.items()})
     skip_fast_paths(model)
 
 
@@ -87,7 +92,10 @@ def skip_fast_paths(model: nn.Module) -> None:
 
 
 def finish(model: nn.Module) -> None:
-    """Check the contents of all packed modules, and put in place what computes the same on this machine."""
+    """Check the contents of all packed modules, and put in place what computes the same on this machine.
+
+    The model is in evaluation mode.
+    """
     new: dict[nn.Module, nn.Module] = {}
     for name, module in model.named_modules():
         if isinstance(module, Packed):
@@ -98,7 +106,7 @@ def finish(model: nn.Module) -> None:
             if runnable is not module:
                 new[module] = runnable
     _replace(model, new)
-    fuse(model.eval().requires_grad_(False))
+    fuse(model.requires_grad_(False))
     found = sparse_kernel.find()
     if new and isinstance(found, str):
         warnings.warn(f"no compiled sparse kernel: {found}; torch.sparse takes its place and gains less", stacklevel=3)
@@ -132,8 +140,7 @@ def _replace(model: nn.Module, new: Mapping[nn.Module, nn.Module]) -> None:
                 module._modules[key] = new[child]
 
 
-def _submodule(model: nn.Module, name: str) -> nn.Module:
-    try:
-        return model.get_submodule(name)
-    except AttributeError:
-        raise ValueError(f"the manifest does not fit: the model has no layer {name!r}") from None
+def _named(modules: Mapping[str, nn.Module], name: str) -> nn.Module:
+    if name not in modules:
+        raise ValueError(f"the manifest does not fit: the model has no layer {name!r}")
+    return modules[name]

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from platon.deploy import memory
+from platon.deploy.loading import opened
 from platon.deploy.shrink import largest_difference
 from platon.deploy.sparse import sparsify
-from platon.deploy.speed import is_text, opened, shaped, take_turns
-from platon.deploy.storage import load, save, size_on_disk
+from platon.deploy.speed import is_text, shaped, take_turns
+from platon.deploy.storage import save, size_on_disk
 
 ROWS, LENGTH, ROUNDS = 8, 128, 10
 LIMIT = 1e-4  # of the largest output: sparse products add in another order, and rounding errors grow over the layers
@@ -52,7 +53,7 @@ def ship(
         difference = largest_difference(pruned, made, batch, LIMIT)
         save(made, folder, processor=processor)
         del made, pruned
-        fast, dense = load(folder), opened(reference)
+        fast, dense = opened(folder), opened(reference)
     longest = min(LENGTH, getattr(fast.config, "max_position_embeddings", None) or LENGTH)
     length = longest if is_text(batch) else None
     inputs = shaped(batch, ROWS, length)

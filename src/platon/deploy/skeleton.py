@@ -50,13 +50,19 @@ def build(manifest: Manifest, folder: Path) -> Built:
     # First on the meta device, where a tensor of any size takes no memory: shapes alone decide whether it fits.
     with torch.device("meta"):
         outline = _construct(manifest, config)
-    _cut(outline, manifest)
+    as_configured = _cut(outline, manifest)
     check_fit(manifest, outline, f"the {CONFIG} beside it")
     _check_buffers(manifest, outline)
     # Then for real, because buffers that are not stored are computed while the model is built. Parameters stay empty.
     with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
         model = _construct(manifest, config)
-    return _cut(model, manifest)
+    if as_configured:
+        model.tie_weights()
+        made = dict(outline.named_modules())
+        replacement.install(model, {name: made[name] for name in manifest.replaced})
+    else:
+        _cut(model, manifest)
+    return Built(model, as_configured)
 
 
 def model_class(name: Any) -> Any:
@@ -84,14 +90,16 @@ def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def cut_to_manifest(model: PreTrainedModel, manifest: Manifest) -> Built:
-    """Give a newly built model the shapes of the manifest, and its packed modules."""
+def cut_to_manifest(model: PreTrainedModel, manifest: Manifest, packed: Mapping[str, nn.Module] | None = None) -> bool:
+    """Give a newly built model the shapes of the manifest, and its packed modules, which are made unless given.
+
+    Returns:
+        Whether the configuration alone gives these shapes.
+    """
     shapes = {name: one.shape for name, one in manifest.tensors.items()}
-    dense = replacement.dense_shapes(model, manifest.replaced, shapes)
-    before = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    rebuild.cut_to(model, dense)
-    replacement.install(model, manifest.replaced, shapes)
-    return Built(model, all(before.get(name) == shape for name, shape in dense.items()))
+    as_configured = rebuild.cut_to(model, replacement.dense_shapes(model, manifest.replaced, shapes))
+    replacement.install(model, replacement.unfilled(manifest.replaced, shapes))
+    return as_configured
 
 
 def count_heads(model: nn.Module) -> dict[str, int]:
@@ -155,7 +163,7 @@ def _construct(manifest: Manifest, config: Any) -> PreTrainedModel:
     return model
 
 
-def _cut(model: PreTrainedModel, manifest: Manifest) -> Built:
+def _cut(model: PreTrainedModel, manifest: Manifest) -> bool:
     try:
         model.tie_weights()  # emptied parameters are no longer tied
         return cut_to_manifest(model, manifest)

@@ -252,6 +252,7 @@ static int useful_threads(int threads, parallel gomp_parallel, int64_t products)
     return useful < threads ? (int)useful : threads;
 }
 
+#include "sparse_check.h"
+#include "sparse_checksum.h"
 #include "sparse_side.h"
-
 #include "sparse_chain.h"

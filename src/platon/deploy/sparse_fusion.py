@@ -11,18 +11,22 @@ import inspect
 import itertools
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from platon.deploy.layer import SparseLinear
+from platon.deploy.outline import outline
 from platon.deploy.sparse_sum import SparseSum
 from platon.engine.proof.call import run, tensors_in
 from platon.engine.proof.sample import CASES, sources
 
 _SHAPE = (2, 3)  # batch and length of the tokens of a trial
+
+
+Verdicts = dict[Any, Any]  # what trials found, by what tells modules apart; blocks are many and alike
 
 
 @torch.no_grad()
@@ -42,16 +46,21 @@ def fuse(model: nn.Module) -> None:
 
 def _add_sums(model: nn.Module) -> None:
     """Replace modules that compute norm(layer(x) + added) or layer(x) + added."""
-    new = {module: found for module in model.modules() if (found := _as_sum(module)) is not None}
+    verdicts: Verdicts = {}
+    new = {module: found for module in model.modules() if (found := _as_sum(module, verdicts)) is not None}
     for module in list(model.modules()):
         for name, child in module._modules.items():
             if child is not None and child in new:
                 module._modules[name] = new[child]
 
 
-def _as_sum(module: nn.Module) -> SparseSum | None:
+def _as_sum(module: nn.Module, verdicts: Verdicts) -> SparseSum | None:
+    if not any(isinstance(child, SparseLinear) for child in module._modules.values()):
+        return None
     children = {
-        name: child for name, child in module.named_children() if not isinstance(child, nn.Dropout | nn.Identity)
+        name: child
+        for name, child in module._modules.items()
+        if child is not None and not isinstance(child, nn.Dropout | nn.Identity)
     }
     layers = [child for child in children.values() if isinstance(child, SparseLinear)]
     norms = [child for child in children.values() if type(child) is nn.LayerNorm]
@@ -61,14 +70,21 @@ def _as_sum(module: nn.Module) -> SparseSum | None:
     own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
     if len(names) != 2 or own or any(_is_hooked(one) for one in (module, *children.values())):
         return None
-    (layer,), (width, rows) = layers, (layers[0].in_features, layers[0].out_features)
-    x, added = _tokens(width, 0), _tokens(rows, 1)
+    key = outline(module)
+    if key not in verdicts:
+        verdicts[key] = _is_sum(module, layers[0], *norms)
+    return SparseSum(children, names) if verdicts[key] else None
+
+
+def _is_sum(module: nn.Module, layer: SparseLinear, norm: nn.LayerNorm | None = None) -> bool:
+    """Whether the module computes norm(layer(x) + added), without a norm if there is none."""
+    x, added = _tokens(layer.in_features, 0), _tokens(layer.out_features, 1)
     expected = layer(x) + added
-    if norms:
-        if norms[0].normalized_shape != (rows,):
-            return None
-        expected = norms[0](expected)
-    return SparseSum(children, names) if _agrees(lambda: module(x.clone(), added.clone()), [expected]) else None
+    if norm is not None:
+        if norm.normalized_shape != (layer.out_features,):
+            return False
+        expected = norm(expected)
+    return _agrees(lambda: module(x.clone(), added.clone()), [expected])
 
 
 # --- layers that follow each other ------------------------------------------------------------------------------------
@@ -78,42 +94,104 @@ def _chain_layers(model: nn.Module) -> None:
     """Where a layer with an activation gives its output to the next layer and nowhere else, the next computes both."""
     uses = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
     tried: set[SparseLinear] = set()
-    # Small modules first: the smallest one that holds both layers says with least work whether they follow each other.
-    for parent in sorted(model.modules(), key=lambda module: sum(1 for _ in module.modules())):
-        layers = [module for module in parent.modules() if isinstance(module, SparseLinear)]
-        for first, last in itertools.pairwise(layers):
+    verdicts: Verdicts = {}
+    for parent, layers in _inside_out(model):
+        for place, (first, last) in enumerate(itertools.pairwise(layers)):
             fits = first.out_features == last.in_features and first.activation != "none" and last not in tried
             if fits and uses[id(first)] == uses[id(last)] == 1 and not (_is_hooked(first) or _is_hooked(last)):
                 tried.add(last)
-                _chain(parent, first, last)
+                key = (outline(parent), place)
+                if key not in verdicts:
+                    verdicts[key] = _follows(parent, first, last)
+                if verdicts[key]:
+                    first.is_deferred, last.before = True, (*first.before, first)
 
 
-def _chain(parent: nn.Module, first: SparseLinear, last: SparseLinear) -> None:
-    """Let `last` compute `first` too, if the module that holds both computes the same then."""
+def _inside_out(model: nn.Module) -> Iterator[tuple[nn.Module, list[SparseLinear]]]:
+    """Each module with the sparse layers in it, after those inside it: the smallest one that holds two layers says with
+    least work whether they follow each other.
+    """
+    held: dict[nn.Module, list[SparseLinear]] = {}
+    for module in reversed(list(model.modules())):
+        found = [module] if isinstance(module, SparseLinear) else []
+        for child in module.children():
+            found += held.get(child, [])  # none yet of a module that is used twice, which is left alone
+        held[module] = list(dict.fromkeys(found))
+        yield module, held[module]
+
+
+def _follows(parent: nn.Module, first: SparseLinear, last: SparseLinear) -> bool:
+    """Whether the module that holds both layers computes the same if `last` computes `first` too."""
     x = _tokens((*first.before, first)[0].in_features, 0)
-    with contextlib.suppress(Exception):  # it takes other arguments
+    try:
         expected = [tensor.clone() for tensor in tensors_in(parent(x.clone()))]
         first.is_deferred, last.before = True, (*first.before, first)
-        if not (expected and _agrees(lambda: parent(x.clone()), expected)):
-            first.is_deferred, last.before = False, ()
+        return bool(expected) and _agrees(lambda: parent(x.clone()), expected)
+    except Exception:  # it takes other arguments
+        return False
+    finally:
+        first.is_deferred, last.before = False, ()
 
 
 # --- layers that read the same tokens ---------------------------------------------------------------------------------
 
+Siblings = dict[str, tuple[list[str], bool]]  # of a layer, by name: its siblings, and whether it is one
+
 
 def _introduce_siblings(model: nn.Module) -> None:
-    """Assume that the layers of a module read the same tokens, and run the model once: it shows which ones do."""
+    """Assume that the layers of a module read the same tokens, and run it: that shows which ones do."""
+    verdicts: Verdicts = {}
+    untried: list[Mapping[str, SparseLinear]] = []
     for parent in model.modules():
-        layers = [child for child in parent.children() if isinstance(child, SparseLinear) and not child.before]
-        layers = [layer for layer in layers if not layer.is_deferred and not _is_hooked(layer)]
-        for width in dict.fromkeys(layer.in_features for layer in layers):
-            leader, *others = (layer for layer in layers if layer.in_features == width)
-            leader.siblings = tuple(others[: SparseLinear.most_siblings])
-    for _, source in sources(model):
+        layers = _readers(parent)
+        if len({layer.in_features for layer in layers.values()}) == len(layers):
+            continue  # none has the same width as another one
+        key = outline(parent)
+        if key not in verdicts:
+            verdicts[key] = _siblings(parent, layers)
+        for name, (siblings, is_sibling) in verdicts[key].items():
+            layers[name].siblings, layers[name].is_sibling = tuple(layers[one] for one in siblings), is_sibling
+        untried += () if verdicts[key] else [layers]
+    if untried:  # they need more than tokens, which the model gives them
+        for group in untried:
+            _assume(group)
+        _, source = next(sources(model))
         with contextlib.suppress(Exception):  # no inputs are known for it
-            for _ in range(3):  # a layer that is given other tokens leaves its siblings at the next call
-                run(source, CASES[0])
-        break
+            _repeat(lambda: run(source, CASES[0]), [layer for group in untried for layer in group.values()])
+
+
+def _readers(parent: nn.Module) -> dict[str, SparseLinear]:
+    """The layers of a module that may compute with others, by name."""
+    layers = {name: child for name, child in parent.named_children() if isinstance(child, SparseLinear)}
+    return {name: one for name, one in layers.items() if not (one.before or one.is_deferred or _is_hooked(one))}
+
+
+def _assume(layers: Mapping[str, SparseLinear]) -> None:
+    """Let all layers of the same width be siblings."""
+    for width in dict.fromkeys(layer.in_features for layer in layers.values()):
+        leader, *others = (layer for layer in layers.values() if layer.in_features == width)
+        leader.siblings = tuple(others[: SparseLinear.most_siblings])
+
+
+def _siblings(parent: nn.Module, layers: Mapping[str, SparseLinear]) -> Siblings:
+    """The siblings among the layers of a module that is run on tokens; none if it takes other arguments."""
+    _assume(layers)
+    first, names = next(iter(layers.values())), {id(layer): name for name, layer in layers.items()}
+    try:
+        _repeat(lambda: parent(_tokens(first.in_features, 0)), list(layers.values()))
+    except Exception:  # it takes other arguments
+        for layer in layers.values():
+            layer.siblings, layer.is_sibling, layer._held = (), False, None
+        return {}
+    return {name: ([names[id(one)] for one in layer.siblings], layer.is_sibling) for name, layer in layers.items()}
+
+
+def _repeat(call: Callable[[], Any], layers: Sequence[SparseLinear]) -> None:
+    """Call until no layer leaves its siblings any more; one that is given other tokens does so at the next call."""
+    for _ in range(3):
+        call()
+        if all(layer._held is None for layer in layers):
+            break
 
 
 def _tokens(width: int, seed: int) -> Tensor:

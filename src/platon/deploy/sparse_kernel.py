@@ -9,6 +9,7 @@ import ctypes
 import functools
 import hashlib
 import math
+import mmap
 import os
 import platform
 import shlex
@@ -73,9 +74,29 @@ class SparseKernel:
         pointer, number, integer = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
         tokens, engine = (pointer, number, number, pointer, integer), (integer, pointer, integer)
         self._linears, self._chain = library.platon_sparse_linears, library.platon_sparse_chain
+        self._problem = library.platon_sparse_problem
+        self._problem.argtypes = [ctypes.POINTER(Layer)]
+        self._fold = library.platon_fold
+        self._fold.argtypes = [pointer, number, ctypes.c_uint32, pointer]
         self._linears.argtypes = [*tokens, pointer, *engine]
         added, norm = (pointer, number), (integer, pointer, number, pointer, number, ctypes.c_float)
         self._chain.argtypes = [*tokens, *added, *norm, pointer, *engine]
+
+    def content_problem(self, matrix: SparseMatrix) -> int:
+        """As `sparse_matrix.content_problem`."""
+        found: int = self._problem(ctypes.byref(Layer.of(matrix, None, "none")))
+        return found
+
+    def fold(self, data: mmap.mmap, length: int, start: int) -> bytes | None:
+        """16 bytes in place of the first `length`, with the same CRC-32; `None` if this processor cannot do that.
+
+        Args:
+            data: writable memory, which is only read.
+            length: a multiple of 64, not 0.
+            start: what the register holds before; before the 16 bytes it holds zeros.
+        """
+        first, folded = ctypes.c_char.from_buffer(data), (ctypes.c_char * 16)()
+        return folded.raw if self._fold(ctypes.byref(first), length, start, folded) else None
 
     def linear(
         self, x: Tensor, matrix: SparseMatrix, bias: Tensor | None, activation: str = "none", threads: int | None = None
@@ -163,6 +184,12 @@ def _openmp() -> int | None:
 @functools.cache
 def find() -> SparseKernel | str:
     """The compiled kernel, or the reason, in a few words, why there is none."""
+    found = installed()
+    return found if found is not None else build(_cached()) or _load(_cached())
+
+
+def installed() -> SparseKernel | str | None:
+    """The same, and `None` where it would have to be compiled first."""
     named = os.environ.get("PLATON_KERNEL")
     if named is not None:
         return _load(Path(named)) if named else "PLATON_KERNEL is empty, which turns the compiled kernel off"
@@ -173,12 +200,12 @@ def find() -> SparseKernel | str:
             kernel = _load(built)
             if isinstance(kernel, SparseKernel) and kernel.digest == digest:
                 return kernel
-    target = cache_folder() / f"sparse-{platform.machine()}-{digest}.so"
-    if not target.exists():
-        problem = build(target)
-        if problem:
-            return problem
-    return _load(target)
+    return _load(_cached()) if _cached().exists() else None
+
+
+def _cached() -> Path:
+    """Where the kernel is that was compiled on this machine."""
+    return cache_folder() / f"sparse-{platform.machine()}-{source_digest()}.so"
 
 
 def _load(path: Path) -> SparseKernel | str:

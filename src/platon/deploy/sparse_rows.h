@@ -1,9 +1,42 @@
 /* One tile of tokens times one row block, for one vector width; included by sparse_level.h. */
 
-/* The sums of a row, WIDE vectors of tokens, stay in registers while its non-zeros are read. CHAINS independent sums
-   hide the latency of an addition where WIDE vectors alone do not. Rows without non-zeros are the last of a panel; they
-   cost nothing but their bias. */
-#define ROWS(NAME_, ONE, WIDE, CHAINS)                                                                                \
+/* The non-zeros of a row; CHAINS independent sums hide the latency of an addition where WIDE vectors are too few. The
+   last ones are left. */
+#define BY_CHAINS(ONE, WIDE, CHAINS)                                                                                  \
+    for (; end - value >= CHAINS; value += CHAINS, column += CHAINS)                                                  \
+        UNROLL for (int c = 0; c < CHAINS; c++) {                                                                     \
+            const ONE *tokens = (const ONE *)(here + (size_t)column[c] * lanes);                                      \
+            float weight = value[c];                                                                                  \
+            UNROLL for (int v = 0; v < WIDE; v++) total[c][v] += weight * tokens[v];                                  \
+        }
+
+/* The same, four at a time. On x86 the kernel is bound by its loads: those of tokens, weights and columns. So four weights
+   take one load: they are in every 128 bits of a vector, from which one of them is spread without another load. */
+#if VECTOR == 16 && !defined(LOWERED)
+#define LOAD_FOUR(weights) (VEC) _mm512_broadcast_f32x4(_mm_loadu_ps(weights))
+#define SPREAD(four, c) (VEC) _mm512_permute_ps((__m512)(four), 0x55 * (c))
+#elif VECTOR == 8
+#define LOAD_FOUR(weights) (VEC) _mm256_broadcast_ps((const __m128 *)(weights))
+#define SPREAD(four, c) (VEC) _mm256_permute_ps((__m256)(four), 0x55 * (c))
+#endif
+#ifdef SPREAD
+#define ADD_SPREAD(c)                                                                                                 \
+    UNROLL for (int v = 0; v < wide; v++) total[0][v] +=                                                              \
+        SPREAD(four, c) * ((const VEC *)(here + (size_t)(columns >> 8 * (c) & 255) * lanes))[v];
+#define BY_FOUR(ONE, WIDE, CHAINS)                                                                                    \
+    for (; end - value >= 4; value += 4, column += 4) {                                                               \
+        const int wide = WIDE;                                                                                        \
+        VEC four = LOAD_FOUR(value);                                                                                  \
+        uint32_t columns = column[0] | column[1] << 8 | column[2] << 16 | (uint32_t)column[3] << 24;                  \
+        ADD_SPREAD(0) ADD_SPREAD(1) ADD_SPREAD(2) ADD_SPREAD(3)                                                       \
+    }
+#else
+#define BY_FOUR BY_CHAINS
+#endif
+
+/* The sums of a row, WIDE vectors of tokens, stay in registers while its non-zeros are read. Rows without
+   non-zeros are the last of a panel; they cost nothing but their bias. */
+#define ROWS(NAME_, ONE, WIDE, CHAINS, LOOP)                                                                          \
     TARGET APART static void NAME_(const struct matrix *m, int64_t block, const float *tile, float *sums) {           \
         const int64_t lanes = WIDE * sizeof(ONE) / sizeof(float);                                                     \
         const float *value = m->values + m->starts[block];                                                            \
@@ -28,13 +61,7 @@
                 }                                                                                                     \
                 UNROLL for (int c = 1; c < CHAINS; c++) UNROLL for (int v = 0; v < WIDE; v++) total[c][v] = (ONE){0}; \
                 const float *end = value + (length < left ? length : left);                                           \
-                if (CHAINS > 1)                                                                                       \
-                    for (; end - value >= CHAINS; value += CHAINS, column += CHAINS)                                  \
-                        UNROLL for (int c = 0; c < CHAINS; c++) {                                                     \
-                            const ONE *tokens = (const ONE *)(here + (size_t)column[c] * lanes);                      \
-                            float weight = value[c];                                                                  \
-                            UNROLL for (int v = 0; v < WIDE; v++) total[c][v] += weight * tokens[v];                  \
-                        }                                                                                             \
+                LOOP(ONE, WIDE, CHAINS)                                                                               \
                 for (; value < end; value++, column++) {                                                              \
                     const ONE *tokens = (const ONE *)(here + (size_t)*column * lanes);                                \
                     float weight = *value;                                                                            \
@@ -50,16 +77,16 @@
 #if VECTOR == 16 && !defined(__clang__) && !defined(LOWERED)
 #include "sparse_token.h"
 #else
-ROWS(NAME(rows_of_one_token), float, 1, 8)
+ROWS(NAME(rows_of_one_token), float, 1, 8, BY_CHAINS)
 #endif
-ROWS(NAME(rows1), VEC, 1, 4)
-ROWS(NAME(rows2), VEC, 2, 2)
-ROWS(NAME(rows4), VEC, 4, 1)
+ROWS(NAME(rows1), VEC, 1, 4, BY_CHAINS)
+ROWS(NAME(rows2), VEC, 2, 2, BY_CHAINS)
+ROWS(NAME(rows4), VEC, 4, 1, BY_FOUR)
 #if MOST >= 8
-ROWS(NAME(rows8), VEC, 8, 1)
+ROWS(NAME(rows8), VEC, 8, 1, BY_FOUR)
 #endif
 #if MOST == 16
-ROWS(NAME(rows16), VEC, 16, 1)
+ROWS(NAME(rows16), VEC, 16, 1, BY_FOUR)
 #endif
 
 /* A row block whose rows are all empty: its biases. */
@@ -105,3 +132,8 @@ TARGET static void NAME(compute)(const struct matrix *m, int64_t block, int64_t 
 }
 
 #undef ROWS
+#undef BY_CHAINS
+#undef BY_FOUR
+#undef ADD_SPREAD
+#undef SPREAD
+#undef LOAD_FOUR

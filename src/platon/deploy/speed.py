@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from platon.deploy import memory, onnx, storage
 from platon.deploy.engine import ENGINES, Batch, Call, Subject
-from platon.deploy.loading import load as opened
+from platon.deploy.loading import opened
 
 FORMAT = 2
 LIMIT = 64  # real rows that engines calibrate with

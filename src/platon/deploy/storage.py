@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import torch
 import transformers
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -28,10 +28,11 @@ from platon.deploy.manifest import (
     Manifest,
     TensorType,
     attention_of,
-    check_unchanged,
     read_json,
     read_manifest,
+    unchanged,
 )
+from platon.deploy.mapping import mapped
 from platon.deploy.place import place_of, swap
 from platon.deploy.rounding import PRECISIONS
 
@@ -92,9 +93,14 @@ def load(folder: str | Path) -> Any:
 
 def _load(folder: Path) -> PreTrainedModel:
     manifest = read_manifest(folder)
+    with unchanged(manifest, folder):
+        return _build(folder, manifest)
+
+
+def _build(folder: Path, manifest: Manifest) -> PreTrainedModel:
     tensors = _read_tensors(folder, manifest)
     built = skeleton.build(manifest, folder)
-    model = built.model
+    model = built.model.eval()
     _fill(model, tensors, manifest)
     skeleton.check_heads(manifest, model)
     if (folder / GENERATION).exists() and model.can_generate():
@@ -105,11 +111,9 @@ def _load(folder: Path) -> PreTrainedModel:
             raise ValueError(f"{str(folder / GENERATION)!r} is damaged: {' '.join(str(error).split())}") from error
     if manifest.replaced:
         replacement.finish(model)
-        model.requires_grad_(False)
-    check_unchanged(manifest, folder)
     if manifest.replaced or not built.as_configured:
         save_with_manifest(model)
-    return model.eval()
+    return model
 
 
 def size_on_disk(folder: str | Path) -> int:
@@ -240,8 +244,7 @@ def _read_tensors(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
     """The tensors of the file, once it is clear that they are those of the manifest."""
     path = folder / manifest.weights
     try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no dict
+        tensors = mapped(path)
     except FileNotFoundError:
         raise ValueError(f"there is no {path.name} in {str(folder)!r}") from None
     except (OSError, SafetensorError) as error:

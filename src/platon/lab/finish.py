@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from platon.engine.methods import METHODS
 from platon.engine.pruner import Pruner
 from platon.engine.units import weights
-from platon.lab import checkpoint, process_group, tasks
+from platon.lab import checkpoint, process_group
 from platon.lab.arguments import evaluation_arguments
 from platon.lab.best_model import save_model
 from platon.lab.card import model_card
@@ -91,14 +91,12 @@ def _save(training: Training, shrink: Shrink | None) -> dict[str, Any] | None:
 def _ship(training: Training, ship: Callable[..., dict[str, Any]] | None, compact: Any) -> dict[str, Any] | None:
     """Write and measure the fast model, on a CPU and if anything was pruned.
 
-    Not after a training with several processes: an evaluation gathers from all of them, and only the first is here. Nor
-    for embedding models: their folder opens as a SentenceTransformer, which this evaluation cannot run.
+    Not after a training with several processes: an evaluation gathers from all of them, and only the first is here.
     """
     folder, prepared, settings = training.folder, training.prepared, training.resolved.settings
     arguments = training.trainer.args
     alone_on_cpu = arguments.device.type == "cpu" and arguments.world_size == 1
-    wanted = settings.fast and alone_on_cpu and tasks.find(settings.task).labelled
-    if ship is None or not wanted or training.checkpoints.pruner is None:
+    if ship is None or not (settings.fast and alone_on_cpu) or training.checkpoints.pruner is None:
         return None
     training.printer.line(f"writing the model as it is deployed to {folder.fast}, and measuring it")
     source = folder.compact if compact is not None and "error" not in compact else folder.model
@@ -112,6 +110,7 @@ def _ship(training: Training, ship: Callable[..., dict[str, Any]] | None, compac
 def _evaluate(training: Training, model: Any) -> Results:
     """The task's results of another model."""
     settings, prepared = training.resolved.settings, training.prepared
+    model = prepared.adapt(model)
     with tempfile.TemporaryDirectory() as place:
         arguments = evaluation_arguments(settings, prepared, Path(place), model)
         return LabTrainer(settings, training.steps, prepared, model=model, args=arguments).measure()

@@ -90,6 +90,7 @@ def _evaluation(settings: Settings, prepared: Prepared) -> Callable[[Any], Resul
     no_training = StepCounts(1, 0, 0, 0, 1, 1, 1)
 
     def measure(model: Any) -> Results:
+        model = prepared.adapt(model)
         with tempfile.TemporaryDirectory() as place:
             arguments = evaluation_arguments(settings, prepared, Path(place), model)
             trainer = LabTrainer(settings, no_training, prepared, model=model, args=arguments)

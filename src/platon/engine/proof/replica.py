@@ -195,7 +195,7 @@ def _random(key: str, parameter: Tensor, owner: nn.Module, random: torch.Generat
 
 
 # Attributes that say where a block is in its model or where it came from, which does not change what it computes.
-_PLACES = {"training", "layer_idx", "layer_id", "layer_index", "layer_number", "idx", "_name_or_path", "name_or_path"}
+PLACES = {"training", "layer_idx", "layer_id", "layer_index", "layer_number", "idx", "_name_or_path", "name_or_path"}
 _ORIGINS = {"_is_hf_initialized", "model_type", "transformers_version"}
 
 
@@ -207,7 +207,7 @@ def signature(block: nn.Module) -> str:
     parts: list[str] = []
     configurations: dict[int, str] = {}
     for name, module in block.named_modules():
-        marks = {key: _mark(key, value) for key, value in vars(module).items() if key not in _PLACES | _ORIGINS}
+        marks = {key: _mark(key, value) for key, value in vars(module).items() if key not in PLACES | _ORIGINS}
         simple = sorted(f"{key}={mark}" for key, mark in marks.items() if mark is not None)
         config = getattr(module, "config", None)
         if config is not None and hasattr(config, "__dict__") and id(config) not in configurations:
@@ -215,7 +215,7 @@ def signature(block: nn.Module) -> str:
                 sorted(
                     (key, value)
                     for key, value in vars(config).items()
-                    if isinstance(value, bool | int | str) and key not in _PLACES | _ORIGINS
+                    if isinstance(value, bool | int | str) and key not in PLACES | _ORIGINS
                 )
             )
         tensors = [f"{key}{tuple(p.shape)}" for key, p in module._parameters.items() if p is not None]

@@ -95,10 +95,10 @@ def prepare(task: Task, request: Request) -> Prepared:
     evaluation: dict[str, Rows] = {name: one for name, one in rows.items() if name != "train"}
     collate = DataCollatorWithPadding(tokenizer)
 
+    adapt = partial(_adapt, pooling=form.pooling)
+
     def build() -> PreTrainedModel:
-        model = pretrained.build()
-        model.register_forward_hook(Embed(form.pooling), with_kwargs=True)
-        return model
+        return adapt(pretrained.build())
 
     # The random state of a training must not depend on this.
     dense: dict[str, NDArray[Any]] = {}
@@ -128,7 +128,15 @@ def prepare(task: Task, request: Request) -> Prepared:
         ],
         answers=lambda predictions: [VectorAnswer(row) for row in logits_of(predictions)],
         source=used[NEW].rows if NEW in used else None,
+        adapt=adapt,
     )
+
+
+def _adapt(model: PreTrainedModel, pooling: Pooling) -> PreTrainedModel:
+    """The encoder with a hook that gives embeddings; one that has it stays as it is."""
+    if not any(isinstance(hook, Embed) for hook in model._forward_hooks.values()):
+        model.register_forward_hook(Embed(pooling), with_kwargs=True)
+    return model
 
 
 def _dense_model(task: Task, request: Request) -> PreTrainedModel | None:
@@ -136,9 +144,7 @@ def _dense_model(task: Task, request: Request) -> PreTrainedModel | None:
     if not isinstance(request, EvaluationRequest) or request.trained_from is None:
         return None
     form = read_format(locate_model(request.trained_from))
-    model = Pretrained(task, replace(request, model=form.encoder)).build()
-    model.register_forward_hook(Embed(form.pooling), with_kwargs=True)
-    return model
+    return _adapt(Pretrained(task, replace(request, model=form.encoder)).build(), form.pooling)
 
 
 def embed(model: PreTrainedModel, rows: Any, collate: Callable[[list[Any]], Any], batch: int = 64) -> NDArray[Any]:

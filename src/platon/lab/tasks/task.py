@@ -136,6 +136,7 @@ class Prepared:
     details: what the record says of the data beside its rows.
     answers: predictions of the split `NEW` -> what they say, row by row; None where the task cannot tell.
     source: the rows of the split `NEW` as they were read, in the order of the answers.
+    adapt: a saved model that was opened again -> the model as it is measured here; a model that `build` made, too.
     """
 
     build: Callable[[], PreTrainedModel]
@@ -159,6 +160,7 @@ class Prepared:
     details: dict[str, Any] = field(default_factory=dict)
     answers: Callable[[Any], list[Answer]] | None = None
     source: Any = None
+    adapt: Callable[[PreTrainedModel], PreTrainedModel] = lambda model: model
 
     def __post_init__(self) -> None:
         """Count the rows where the task counted nothing else."""

@@ -1,0 +1,41 @@
+"""What a module computes, but for its numbers: modules with equal outlines are tried once for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from torch import nn
+
+from platon.deploy.packed import Packed
+from platon.engine.proof.replica import PLACES
+
+_OWN = frozenset(vars(nn.Module()))  # what every module holds: its tensors, its modules and its hooks
+_HOOKS = tuple(key for key in _OWN if key.endswith(("hooks", "hooks_with_kwargs", "hooks_always_called")))
+
+
+def outline(module: nn.Module) -> Hashable:
+    """Classes, shapes, settings and all objects that a module and those inside it hold.
+
+    Objects of other kinds than numbers and texts are the same only if they are one object, so that nothing that could
+    decide what is computed is overlooked. Valid as long as the module lives.
+    """
+    return tuple((name, type(one), _contents(one)) for name, one in module.named_modules())
+
+
+def _contents(module: nn.Module) -> Hashable:
+    if isinstance(module, Packed):
+        return module.outline()
+    tensors = [*module._parameters.items(), *module._buffers.items()]
+    shapes = tuple((key, tensor if tensor is None else (tensor.shape, tensor.dtype)) for key, tensor in tensors)
+    held = vars(module)
+    settings = tuple((key, _mark(value)) for key, value in held.items() if key not in _OWN and key not in PLACES)
+    return shapes, settings, tuple(id(held[key]) for key in _HOOKS if held[key])
+
+
+def _mark(value: Any) -> Hashable:
+    if isinstance(value, bool | int | float | str | None):
+        return type(value), value
+    if isinstance(value, tuple | list):
+        return type(value), tuple(_mark(one) for one in value)
+    return id(value)

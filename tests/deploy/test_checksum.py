@@ -1,0 +1,24 @@
+"""The CRC-32 of files against zlib's."""
+
+import zlib
+from pathlib import Path
+
+import pytest
+
+from platon.deploy import checksum, sparse_kernel
+
+LENGTHS = [0, 1, 63, 64, 65, 127, 128, 192, 4096, 4097, 12345, 20480, 40961]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("compiled", [True, False])
+def test_it_is_zlibs(length: int, compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not compiled:
+        monkeypatch.setenv("PLATON_KERNEL", "")
+    elif isinstance(sparse_kernel.find(), str):
+        pytest.skip("no kernel")
+    monkeypatch.setattr(checksum, "_PIECE", 1 << 12)  # a page: most files are several pieces
+    data = bytes(zlib.crc32(str(place).encode()) & 255 for place in range(length))
+    file = tmp_path / "file"
+    file.write_bytes(data)
+    assert checksum.crc32(file) == zlib.crc32(data)
