@@ -3,8 +3,13 @@
 tests/lab brings its own: folders with a tokenizer beside the model.
 """
 
+import gc
 import os
 import warnings
+
+# Imports make a million objects that stay. Nothing is collected while they are made, and they are never looked at again:
+# accelerate collects garbage after each training, which would take longer than the training.
+gc.disable()
 
 # Before anything imports a hub client: nothing here may reach for the network. Two workers share two cores.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -40,6 +45,11 @@ LONG = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 class Block(nn.Module):

@@ -30,7 +30,8 @@ from platon.lab.record import read_history, read_record
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["platon.cli", "platon.lab.run", "platon.report.run_figure", "platon.lab.tasks.glue"])
 CHILD = """
-import os, resource, sys
+import gc, os, resource, sys
+gc.freeze()  # what the server imported
 for number, path in ((1, out), (2, err)):
     os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
 if limit is not None:
