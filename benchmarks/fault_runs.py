@@ -1,5 +1,6 @@
 """The runs of the fault campaign: started in processes of their own, waited for, and compared."""
 
+import gc
 import os
 import shlex
 import subprocess
@@ -49,6 +50,7 @@ def start(folder: Path, *flags: str, resume: bool = False, before: Before | None
         os.dup2(log, 1)
         os.dup2(log, 2)
         torch.set_num_threads(1)
+        gc.freeze()  # what was imported before the fork: there is no garbage in it
         if before is not None:
             before()
         sys.argv = ["platon", "prune", *TINY, *flags, "--output", str(folder), *(["--resume"] if resume else [])]

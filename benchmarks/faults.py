@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +118,9 @@ class Campaign:
             last, _ = checkpoint.last_complete(halfway / "checkpoints")
             assert last is not None
             names = sorted(path.name for path in last.iterdir())
-            for name in names[::4] if short else names:
-                for how in ("truncated", "bit-flipped", "lost"):
-                    self.resume_after(halfway, partial(damage, name, how, self.random), how)
+            ways = ("truncated", "bit-flipped", "lost")
+            for name, how in zip(names[::4], cycle(ways)) if short else product(names, ways):
+                self.resume_after(halfway, partial(damage, name, how, self.random), how)
             self.resume_after(halfway, set_another_version, "from another version")
             self.resume_after(halfway, self.from_another_model, "from another model")
             self.resume_after(halfway, add_foreign_files, "foreign files", is_refused=False)

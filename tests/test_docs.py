@@ -6,13 +6,15 @@ uses.
 """
 
 import json
+import multiprocessing
 import os
 import re
+import runpy
 import shlex
 import string
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +46,7 @@ from platon import cli
 from platon.deploy import memory
 from platon.engine.methods import METHODS
 from platon.lab import tasks
+from platon.lab.sweep import workers
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -267,11 +270,44 @@ def commands(block: Block) -> list[str]:
 LAUNCHER = re.compile(r"^torchrun --nproc-per-node \d+ -m (?=platon )")
 
 
+class Forked:
+    """What `subprocess.Popen` gives for `python ...`, of a process that is forked from this one.
+
+    The libraries take longer to import than most commands to run, and here they are imported.
+    """
+
+    def __init__(self, words: Sequence[str], log: Path | None = None, environment: Mapping[str, str] = {}) -> None:
+        def run() -> None:
+            if log is not None:
+                log.parent.mkdir(parents=True, exist_ok=True)
+                for number in (1, 2):
+                    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+            os.environ.update(environment)
+            is_module = words[1] == "-m"
+            sys.argv = list(words[1 + is_module :])
+            (runpy.run_module if is_module else runpy.run_path)(sys.argv[0], run_name="__main__")
+
+        self.process = multiprocessing.get_context("fork").Process(target=run)
+        self.process.start()
+        self.terminate = self.process.terminate
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    returncode = property(poll)
+
+    def wait(self) -> int | None:
+        self.process.join()
+        return self.returncode
+
+
 def run(command: str, place: Path) -> None:
-    """In this process if it is ours, for the libraries take longer to import than most commands to run."""
+    """In this process if it is ours."""
     words = shlex.split(LAUNCHER.sub("", command), comments=True)
     if words[0] == "platon":
         assert not cli.app(words[1:], standalone_mode=False), command
+    elif words[0] == "python":
+        assert Forked(words).wait() == 0, command
     else:
         # With the programs that belong to this Python, whether or not its environment is active.
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -301,6 +337,7 @@ def test_every_snippet_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.syspath_prepend(tmp_path)  # as for a reader's Python, where the page's files can be imported
     monkeypatch.setattr(tasks, "TASKS", dict(tasks.TASKS))
     # In place of new processes, which take seconds each.
+    monkeypatch.setattr(workers, "start", Forked)
     monkeypatch.setattr(memory, "measure", lambda models, *words: [{"added_bytes": 1, "peak_bytes": 1}] * len(models))
     logging.disable_progress_bar()
     IN_PLACE[page.stem](tmp_path)

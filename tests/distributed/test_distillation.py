@@ -1,14 +1,7 @@
-"""A teacher beside a model on two ranks, DDP and FSDP2: the losses and weights of one process with the whole batch.
-
-The file is also the program that torchrun starts: `test_distillation.py FOLDER`.
-"""
+"""A teacher beside a model on two ranks, DDP and FSDP2: the losses and weights of one process with the whole batch."""
 
 import json
-import os
-import subprocess
-import sys
-import warnings
-from pathlib import Path
+from itertools import product
 from typing import Any
 
 import pytest
@@ -19,6 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from transformers import BertConfig, BertForSequenceClassification
 
+import forked
 import platon
 
 STEPS = 4
@@ -70,27 +64,19 @@ def trained(way: str, teacher: nn.Module, rank: int, world: int) -> dict[str, An
     return {"losses": losses, "weights": torch.cat([t.detach().reshape(-1) for t in tensors]).tolist()}
 
 
-def main() -> None:
-    warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", category=DeprecationWarning)
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rank, world = dist.get_rank(), dist.get_world_size()
-    found = {
-        f"{way}, {width}": trained(way, bert(1, width), rank, world) for way in ("ddp", "fsdp") for width in (16, 20)
-    }
-    (Path(sys.argv[1]) / f"{rank}.json").write_text(json.dumps(found))
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads may abort an interpreter that ends
-
-
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two ranks finds."""
     folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run([*command, __file__, str(folder)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+
+    def work(rank: int) -> None:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+        pairs = product(("ddp", "fsdp"), (16, 20))
+        mine = {f"{way}, {width}": trained(way, bert(1, width), rank, 2) for way, width in pairs}
+        (folder / f"{rank}.json").write_text(json.dumps(mine))
+        dist.barrier()
+
+    forked.run_ranks(work, 2)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -104,7 +90,3 @@ def test_two_ranks_train_as_one(found: list[dict[str, Any]], way: str, width: in
         torch.testing.assert_close(
             torch.tensor(result["weights"]), torch.tensor(alone["weights"]), rtol=1e-4, atol=1e-6
         )
-
-
-if __name__ == "__main__":
-    main()

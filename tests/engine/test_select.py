@@ -1,11 +1,6 @@
-"""Exact selection against a brute-force stable sort; what it reads from the device; and shards on two real processes.
-
-Run as a script, this file is one of those processes: see `work_as_rank`.
-"""
+"""Exact selection against a brute-force stable sort; what it reads from the device; shards on two real processes."""
 
 import math
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,6 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import forked
 import platon
 from platon.engine.ranking.bits import unpack
 from platon.engine.ranking.pivots import pick_pivots, sample_index
@@ -524,19 +520,13 @@ def cuts_of_rank(rank: int | None, ranks: Ranks) -> dict[str, list[tuple[list[fl
     return found
 
 
-def work_as_rank(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    torch.save(cuts_of_rank(rank, Ranks(torch.distributed.group.WORLD)), folder / f"{rank}.pt")
-    torch.distributed.destroy_process_group()
-
-
 def test_two_ranks_make_the_cut_of_one(tmp_path: Path) -> None:
-    command = [sys.executable, __file__]
-    workers = [subprocess.Popen([*command, str(rank), str(tmp_path)], stderr=subprocess.PIPE) for rank in (0, 1)]
-    for worker in workers:
-        _, errors = worker.communicate(timeout=300)
-        assert worker.returncode == 0, errors.decode()
+    def work(rank: int) -> None:
+        torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=rank, world_size=2)
+        torch.save(cuts_of_rank(rank, Ranks(torch.distributed.group.WORLD)), tmp_path / f"{rank}.pt")
+        torch.distributed.destroy_process_group()
+
+    forked.run_ranks(work, 2)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
     whole = cuts_of_rank(None, Ranks())
     for name, (_, _, ks) in SHARDED.items():
@@ -545,7 +535,3 @@ def test_two_ranks_make_the_cut_of_one(tmp_path: Path) -> None:
             together = [torch.cat(halves) for halves in zip(left[2], right[2], strict=True)]
             assert all(map(torch.equal, together, one[2])), f"{name}, k = {k}"
             assert sum(int(mask.sum()) for mask in together) == k * len(one[0])
-
-
-if __name__ == "__main__":
-    work_as_rank(int(sys.argv[1]), Path(sys.argv[2]))

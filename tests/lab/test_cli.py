@@ -1,12 +1,11 @@
 """The command line, in processes of their own: what it says, how it ends, and that a kill at any moment costs nothing.
 
-Most processes are forked from a server that has imported everything once, because that takes longer than a small run.
+Most processes are forked from a server that has imported everything once (forked.py).
 """
 
 import contextlib
 import json
 import math
-import multiprocessing
 import os
 import re
 import resource
@@ -24,55 +23,10 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors import safe_open
 
+import forked
+from forked import PATIENCE, Command
 from platon.lab import checkpoint
 from platon.lab.record import read_history, read_record
-
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["platon.cli", "platon.lab.run", "platon.report.run_figure", "platon.lab.tasks.glue"])
-CHILD = """
-import os, resource, sys
-for number, path in ((1, out), (2, err)):
-    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-if limit is not None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-os.chdir(place)
-sys.argv = ["platon", *words]
-from platon.cli import main
-main()
-"""
-PATIENCE = 900  # seconds; a process that takes so long on a busy machine hangs
-
-
-@dataclass
-class Command:
-    """A `platon` process."""
-
-    process: Any
-    out_file: Path
-    err_file: Path
-
-    def wait(self) -> int:
-        self.process.join(PATIENCE)
-        assert self.process.exitcode is not None, "it hangs"
-        return int(self.process.exitcode)
-
-    @property
-    def out(self) -> str:
-        return self.out_file.read_text()
-
-    @property
-    def err(self) -> str:
-        return self.err_file.read_text()
-
-    def kill_when(self, seen: Callable[[], bool], number: int = signal.SIGKILL) -> None:
-        """Send the signal as soon as `seen` is true."""
-        end = time.monotonic() + PATIENCE
-        while not seen() and self.process.is_alive():
-            assert time.monotonic() < end, "it hangs"
-            time.sleep(0.0005)
-        if self.process.is_alive():
-            os.kill(self.process.pid, number)
-
 
 Start = Callable[..., Command]
 
@@ -81,18 +35,13 @@ Start = Callable[..., Command]
 def start(tmp_path: Path) -> Iterator[Start]:
     """Start a command in the test's folder; it ends with the test."""
     with contextlib.ExitStack() as stack:
-        yield lambda *words, limit=None: launched(stack, tmp_path, words, limit)
 
+        def start(*words: Any, limit: int | None = None) -> Command:
+            command = forked.start(tmp_path, words, limit)
+            stack.callback(command.process.kill)
+            return command
 
-def launched(stack: contextlib.ExitStack, place: Path, words: tuple[Any, ...], limit: int | None = None) -> Command:
-    number = len(list(place.glob("*.out")))
-    command = Command(None, place / f"{number}.out", place / f"{number}.err")
-    names = {"out": str(command.out_file), "err": str(command.err_file), "place": str(place), "limit": limit}
-    names["words"] = [str(word) for word in words]  # type: ignore[assignment]
-    command.process = SERVER.Process(target=exec, args=(CHILD, names))
-    command.process.start()
-    stack.callback(command.process.kill)
-    return command
+        yield start
 
 
 @pytest.fixture
@@ -139,9 +88,8 @@ def reference(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Refe
     words = ["prune", "--task", "sst2", "--data", place, "--model", tiny_bert, "--keep", 0.2, "--batch", 8]
     words += ["--steps", 30, "--warmup", 3, "--cooldown", 12, "--every", 2, "--learning-rate", 0.01]
     words += ["--eval-every", 5, "--log-every", 1, "--checkpoint-every", 3, "--keep-checkpoints", "--no-fast"]
-    with contextlib.ExitStack() as stack:
-        command = launched(stack, place, (*words, "--output", place / "run"))
-        assert command.wait() == 0, command.err
+    command = forked.start(place, (*words, "--output", place / "run"))
+    assert command.wait() == 0, command.err
     return Reference(place / "run", words)
 
 

@@ -505,13 +505,21 @@ def test_attachments_are_in_checkpoints(plain: Path, tmp_path: Path, monkeypatch
 # --- whose folder it is -----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    with monkeypatch.context() as patch:
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped after three steps; tests leave it as it is."""
+    folder = tmp_path_factory.mktemp("runs") / "stopped"
+    with pytest.MonkeyPatch.context() as patch:
         interrupt(patch, 3, signal.SIGTERM)
         with pytest.raises(Interrupted):
-            prune(tiny(), tmp_path / "unfinished")
-    return tmp_path / "unfinished"
+            prune(tiny(), folder)
+    return folder
+
+
+@pytest.fixture
+def unfinished(stopped: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(stopped, tmp_path / "unfinished")
 
 
 def test_folder_with_a_run_is_refused(finished: Path, unfinished: Path) -> None:
@@ -583,13 +591,13 @@ def test_started_settings_are_checked_as_a_users_are(started: Any, sentence: str
     assert str(tmp_path / STARTED) in str(caught.value)
 
 
-@pytest.mark.parametrize("line", ["[1, 2]", "hello", '{"loss": 1.0}', '{"step": "two"}', "{}"])
 @pytest.mark.parametrize("name", [HISTORY, PROBE])
-def test_foreign_line_among_a_runs_own_is_refused(name: str, line: str, unfinished: Path) -> None:
+def test_foreign_line_among_a_runs_own_is_refused(name: str, unfinished: Path) -> None:
     text = (unfinished / name).read_text()
-    (unfinished / name).write_text(text.replace("\n", f"\n{line}\n", 1))
-    with pytest.raises(UserError, match=rf"{name}' is damaged: line 2 is not a JSON object with a step"):
-        prune(tiny(), unfinished, resume=True)
+    for line in ("[1, 2]", "hello", '{"loss": 1.0}', '{"step": "two"}', "{}"):
+        (unfinished / name).write_text(text.replace("\n", f"\n{line}\n", 1))
+        with pytest.raises(UserError, match=rf"{name}' is damaged: line 2 is not a JSON object with a step"):
+            prune(tiny(), unfinished, resume=True)
     (unfinished / name).write_text(text)
     assert prune(tiny(), unfinished, resume=True)["kept"] == pytest.approx(0.1, abs=1e-5)
 

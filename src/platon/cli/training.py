@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from platon.cli.importing import importing
 from platon.cli.method_names import UNPRUNED, method_names
 from platon.cli.model import measure_speed
 from platon.cli.option import RARE, with_settings
@@ -75,12 +76,13 @@ def prune(
 
         resolved = settings_to_resume(folder, resolved)
     _check_early(resolved, RunFolder(folder), resume)
-    from platon.deploy.ship import ship
-    from platon.deploy.shrink import shrink
-    from platon.lab import process_group
-    from platon.lab.printer import Printer
-    from platon.lab.run import prune as run_prune
-    from platon.report.run_figure import draw_run
+    with importing():
+        from platon.deploy.ship import ship
+        from platon.deploy.shrink import shrink
+        from platon.lab import process_group
+        from platon.lab.printer import Printer
+        from platon.lab.run import prune as run_prune
+        from platon.report.run_figure import draw_run
 
     printer = Printer(show_progress, TrainingBar if console.is_terminal else None, show_warning)
     record = run_prune(resolved, folder, resume, printer, shrink, ship=ship)

@@ -1,0 +1,100 @@
+"""Processes that are forked from one that has imported everything, because imports take longer than a small run."""
+
+import gc
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["platon.cli", "platon.lab.run", "platon.report.run_figure", "platon.lab.tasks.glue"])
+PATIENCE = 900  # seconds; a process that takes so long on a busy machine hangs
+
+
+@dataclass
+class Command:
+    """A process that runs `platon`, and the files with what it says."""
+
+    process: Any
+    out_file: Path
+    err_file: Path
+
+    def wait(self) -> int:
+        self.process.join(PATIENCE)
+        assert self.process.exitcode is not None, "it hangs"
+        return int(self.process.exitcode)
+
+    @property
+    def out(self) -> str:
+        return self.out_file.read_text()
+
+    @property
+    def err(self) -> str:
+        return self.err_file.read_text()
+
+    def kill_when(self, seen: Callable[[], bool], number: int = signal.SIGKILL) -> None:
+        """Send the signal as soon as `seen` is true."""
+        end = time.monotonic() + PATIENCE
+        while not seen() and self.process.is_alive():
+            assert time.monotonic() < end, "it hangs"
+            time.sleep(0.0005)
+        if self.process.is_alive():
+            os.kill(self.process.pid, number)
+
+
+def run_ranks(work: Callable[[int], None], count: int) -> None:
+    """Call `work` with each rank, in processes forked from this one; it has to come to its end in all of them."""
+
+    def run(rank: int) -> None:
+        work(rank)
+        os._exit(0)  # gloo's threads may abort an interpreter that ends in the usual way
+
+    ranks = [multiprocessing.get_context("fork").Process(target=run, args=(rank,)) for rank in range(count)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    assert [rank.exitcode for rank in ranks] == [0] * count
+
+
+def start(
+    place: Path, words: Sequence[Any], limit: int | None = None, environment: Mapping[str, str] | None = None
+) -> Command:
+    """Start `platon` with these words in a folder.
+
+    Args:
+        place: where it runs; what it says is left there in files whose names are numbers.
+        words: after `platon`.
+        limit: the size of the largest file that it may write.
+        environment: variables to set.
+    """
+    number = len(list(place.glob("*.out")))
+    out, err = place / f"{number}.out", place / f"{number}.err"
+    out.touch()
+    given = ([str(word) for word in words], place, out, err, limit, dict(environment or {}))
+    process = SERVER.Process(target=_run, args=given)
+    process.start()
+    return Command(process, out, err)
+
+
+def _run(
+    words: list[str], place: Path, out: Path, err: Path, limit: int | None, environment: Mapping[str, str]
+) -> None:
+    """What the new process does."""
+    gc.freeze()  # what the server imported
+    for number, path in ((1, out), (2, err)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    if limit is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    os.chdir(place)
+    os.environ.update(environment)
+    sys.argv = ["platon", *words]
+    from platon.cli import main
+
+    main()
