@@ -41,6 +41,7 @@ demo: $(READY)
 
 check: $(READY) release
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m hypothesis --hypothesis-profile=many
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/full_size.py
 	$(BIN)/python benchmarks/sparse.py

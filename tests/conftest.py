@@ -4,6 +4,7 @@ import gc
 import os
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Before anything imports a hub client: nothing here may reach for the network. Two workers share two cores.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -14,6 +15,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Imports make a million objects that stay. The garbage collector does not run while they are made and skips them later:
 # accelerate collects garbage after each training, which would take as long as the small trainings here.
 gc.disable()
+
+# Properties are tried on a few examples by `make test`, the same each time, and on many others by `make check`.
+PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("few", max_examples=50, derandomize=True, **PATIENT)
+settings.register_profile("many", max_examples=1000, **PATIENT)
+settings.load_profile("few")
 
 #: files that take a minute: a worker that began one of them last would leave the other without work
 LONG = (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
@@ -64,7 +64,6 @@ def assert_right(got: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, ac
 
 
 @pytest.mark.parametrize("level", HERE, ids=lambda level: LEVELS[level])
-@settings(max_examples=60, deadline=None)
 @given(
     rows=st.integers(0, 150),
     columns=st.integers(0, 520),
@@ -168,7 +167,6 @@ def test_activations_to_the_last_digits(level: int, activation: str) -> None:
 # --- the packed matrix ------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     rows=st.integers(0, 150),
     columns=st.integers(0, 600),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -219,7 +219,6 @@ DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int
 
 
 @given(st.data())
-@settings(max_examples=80, deadline=None)
 def test_compressed_and_back(data: st.DataObject) -> None:
     """Any bits: minus zero, not a number, infinities; any shape, the empty one and that of a number included."""
     dtype = data.draw(st.sampled_from(DTYPES))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -102,10 +102,8 @@ def given_inputs(**inputs: Tensor | None) -> dict[str, Tensor]:
 
 
 TEMPERATURES = st.sampled_from([0.5, 1.0, 2.0, 7.0])
-few = settings(max_examples=25, deadline=None)
 
 
-@few
 @given(rows=SIZES, classes=st.integers(2, 5), temperature=TEMPERATURES, data=st.data())
 def test_classes(rows: int, classes: int, temperature: float, data: st.DataObject) -> None:
     labels = drawn_labels(data, (rows,), classes)
@@ -113,7 +111,6 @@ def test_classes(rows: int, classes: int, temperature: float, data: st.DataObjec
     check(loss, student, lambda own: oracle.classes(own["logits"], teacher.answers["logits"].data, labels, temperature))
 
 
-@few
 @given(rows=SIZES, classes=SIZES, temperature=TEMPERATURES)
 def test_multi_label(rows: int, classes: int, temperature: float) -> None:
     shapes = {"logits": (rows, classes)}
@@ -121,7 +118,6 @@ def test_multi_label(rows: int, classes: int, temperature: float) -> None:
     check(loss, student, lambda own: oracle.multi_label(own["logits"], teacher.answers["logits"].data, temperature))
 
 
-@few
 @given(rows=SIZES, numbers=SIZES)
 def test_regression(rows: int, numbers: int) -> None:
     kind = None if numbers == 1 else "regression"
@@ -129,7 +125,6 @@ def test_regression(rows: int, numbers: int) -> None:
     check(loss, student, lambda own: oracle.regression(own["logits"], teacher.answers["logits"].data))
 
 
-@few
 @given(rows=SIZES, length=SIZES, temperature=TEMPERATURES, data=st.data())
 def test_spans(rows: int, length: int, temperature: float, data: st.DataObject) -> None:
     mask = drawn_mask(data, rows, length)
@@ -139,7 +134,6 @@ def test_spans(rows: int, length: int, temperature: float, data: st.DataObject) 
     check(loss, student, lambda own: oracle.spans(tuple(own.values()), theirs, mask, temperature))
 
 
-@few
 @given(rows=SIZES, length=SIZES, words=SIZES, causal=st.booleans(), temperature=TEMPERATURES, data=st.data())
 def test_tokens(rows: int, length: int, words: int, causal: bool, temperature: float, data: st.DataObject) -> None:
     mask, labels = drawn_mask(data, rows, length), drawn_labels(data, (rows, length), words)
@@ -150,7 +144,6 @@ def test_tokens(rows: int, length: int, words: int, causal: bool, temperature: f
     check(loss, student, lambda own: oracle.tokens(own["logits"], theirs, labels, mask, temperature, causal))
 
 
-@few
 @given(rows=SIZES, width=SIZES)
 def test_embedding(rows: int, width: int) -> None:
     loss, student, teacher = compared({"sentence_embedding": (rows, width)}, {})
@@ -158,7 +151,6 @@ def test_embedding(rows: int, width: int) -> None:
     check(loss, student, lambda own: oracle.embedding(own["sentence_embedding"], theirs))
 
 
-@few
 @given(rows=SIZES, length=SIZES, width=SIZES, data=st.data())
 def test_last_states(rows: int, length: int, width: int, data: st.DataObject) -> None:
     mask = drawn_mask(data, rows, length)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -244,7 +244,6 @@ def test_block_values_ends_in_nan() -> None:
 # --- bits -------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.lists(st.booleans(), max_size=200))
 def test_pack_and_unpack(kept: list[bool]) -> None:
     mask = torch.tensor(kept, dtype=torch.bool)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
@@ -102,7 +102,6 @@ def test_magnitude_in_rows_needs_no_data() -> None:
         assert torch.equal(masks[name], rows_kept(weight.abs(), round(KEEP * weight.shape[1])))
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     st.integers(1, 5).flatmap(
         lambda rows: st.integers(1, 4).flatmap(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -175,15 +175,9 @@ def split(n: int, parts: int, seed: int) -> list[int]:
     return np.diff(np.concatenate([[0], inner, [n]])).tolist()
 
 
-def searching(examples: int) -> settings:
-    # Derandomised, so that a run tells the same as the last one.
-    return settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-
-
 # --- against the sort -------------------------------------------------------------------------------------------------
 
 
-@searching(600)
 @given(
     values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=True), min_size=1, max_size=80),
     parts=st.integers(1, 5),
@@ -198,7 +192,6 @@ def test_any_floats(values: list[float], parts: int, share: float, seed: int) ->
     check(torch.tensor(values), split(len(values), parts, seed), some_ks(len(values), share))
 
 
-@searching(400)
 @given(
     kind=st.sampled_from(KINDS),
     n=st.integers(1, 4096),
@@ -210,7 +203,6 @@ def test_few_enough_to_collect(kind: Kind, n: int, parts: int, share: float, see
     check(make_scores(kind, n, seed), split(n, parts, seed), some_ks(n, share))
 
 
-@searching(300)
 @given(
     kind=st.sampled_from(KINDS),
     n=st.integers(4097, 40_000),

@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torchmetrics.functional.text import squad as torchmetrics_squad
@@ -20,14 +20,12 @@ numbers = st.integers(2, 40).flatmap(
 )
 
 
-@settings(deadline=None)
 @given(pairs)
 def test_accuracy_by_its_formula(rows: list[tuple[int, int]]) -> None:
     said, true = np.array(rows).T
     assert metrics.accuracy(said, true) == pytest.approx(sum(a == b for a, b in rows) / len(rows))
 
 
-@settings(deadline=None)
 @given(binary)
 def test_f1_by_its_formula(rows: list[tuple[int, int]]) -> None:
     said, true = np.array(rows).T
@@ -37,7 +35,6 @@ def test_f1_by_its_formula(rows: list[tuple[int, int]]) -> None:
     assert metrics.f1(said[:, None], true[:, None]) == metrics.f1(said, true)
 
 
-@settings(deadline=None)
 @given(pairs)
 def test_matthews_by_its_formula(rows: list[tuple[int, int]]) -> None:
     """Gorodkin's: (c s - Σ p_k t_k) / √((s² - Σ p_k²)(s² - Σ t_k²)); s rows, c right, p_k said to be k, t_k being k."""
@@ -48,7 +45,6 @@ def test_matthews_by_its_formula(rows: list[tuple[int, int]]) -> None:
     assert metrics.matthews(said, true) == pytest.approx(expected, abs=1e-12)
 
 
-@settings(deadline=None)
 @given(numbers)
 def test_correlations_by_their_formula(rows: np.ndarray) -> None:
     """numpy's; Spearman's is that of the ranks, where equal values share their mean rank."""
@@ -157,7 +153,6 @@ def test_squad_equals_torchmetrics_on_many() -> None:
     _against_torchmetrics(rows)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.text(max_size=20), st.lists(st.text(max_size=20), min_size=1, max_size=3)), min_size=1))
 def test_squad_equals_torchmetrics_on_any_text(rows: list[tuple[str, list[str]]]) -> None:
     _against_torchmetrics(rows)

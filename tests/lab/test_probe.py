@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
@@ -180,7 +180,6 @@ def test_interval() -> None:
     assert [interval(total) for total in (12, 99, 100, 3_000, 10_000, 10_001, 60_000)] == [1, 1, 10, 10, 10, 11, 60]
 
 
-@settings(deadline=None)
 @given(st.lists(st.booleans(), min_size=1, max_size=300), st.booleans())
 def test_bits_are_counted(kept: list[bool], beyond: bool) -> None:
     """Against Python's own count, whatever the bits after the last one are."""

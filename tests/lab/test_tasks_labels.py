@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from sklearn import metrics as sk
@@ -153,7 +153,6 @@ def test_a_test_file_is_apart_from_what_is_evaluated(tmp_path: Path, tiny_bert: 
 # --- metrics ----------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=50)
 @given(matrices)
 def test_f1_of_several_labels_equals_sklearn(pair: np.ndarray) -> None:
     said, true = pair
@@ -167,7 +166,6 @@ def test_f1_of_several_labels_equals_sklearn(pair: np.ndarray) -> None:
         )
 
 
-@settings(deadline=None, max_examples=30)
 @given(hnp.arrays(np.int64, st.tuples(st.integers(2, 8), st.integers(1, 4)), elements=st.integers(0, 1)))
 def test_chance_of_several_labels_is_the_best_constant_set(true: np.ndarray) -> None:
     labels = true.shape[1]
@@ -195,7 +193,6 @@ def test_answers_of_each_target() -> None:
 # --- holding out ------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=80), st.floats(0.05, 0.95))
 def test_held_out_rows_are_in_proportion(classes: list[int], share: float) -> None:
     count = max(1, min(len(classes) - 1, round(share * len(classes))))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
@@ -115,7 +115,6 @@ def test_the_end_of_a_single_document_is_held_out(tmp_path: Path, tiny_llama: Pa
 # --- blocks and windows -----------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 30), max_size=6), st.integers(2, 9), st.integers(1, 9))
 def test_blocks_and_windows_are_those_of_a_brute_force_version(sizes: list[int], length: int, stride: int) -> None:
     stride = min(stride, length)

@@ -9,7 +9,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as sk
 
@@ -59,7 +59,6 @@ def logits_for(prepared: Prepared, split: str, rows: Any) -> np.ndarray:
 # --- metrics ----------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=150)
 @given(sentences)
 def test_entities_and_their_f1_equal_seqeval(rows: list[list[tuple[str, str]]]) -> None:
     said = [[one for one, _ in row] for row in rows]
@@ -71,7 +70,6 @@ def test_entities_and_their_f1_equal_seqeval(rows: list[list[tuple[str, str]]]) 
         assert found[name] == pytest.approx(theirs(true, said, zero_division=0)), name
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from("NVA"), st.sampled_from("NVA")), min_size=1, max_size=30))
 def test_tags_of_words_equal_sklearn(pairs: list[tuple[str, str]]) -> None:
     said, true = map(list, zip(*pairs, strict=True))
