@@ -56,7 +56,8 @@ TARGET static void NAME(read_tile)(const float *x, int64_t stride, int64_t token
                                    float *tile) {
     tokens = tokens < wide ? tokens : wide;
     if (wide == 1) {
-        memcpy(tile, x, columns * sizeof(float));
+        if (columns) /* an array without features may have no address, which memcpy does not allow */
+            memcpy(tile, x, columns * sizeof(float));
         return;
     }
     /* 16 columns at a time: full cache lines of the input, and a slice of the tile that fits in the first cache. The
