@@ -1,6 +1,6 @@
 """Every model type of the installed transformers that a tiny configuration can build: is it cut exactly?
 
-    python benchmarks/architectures.py                       all types, a process each; some 15 minutes of one core
+    python benchmarks/architectures.py                       all types, a process each; some 25 minutes of one core
     python benchmarks/architectures.py bert t5 gemma3        these alone
     python benchmarks/architectures.py --onnx swin phi3      whether they, and then the compact ones, export to ONNX
     python benchmarks/architectures.py --results survey.jsonl --page docs/architectures.md    renew the page's table
@@ -42,7 +42,7 @@ from platon.engine.proof.call import short, tensors_in
 from platon.engine.proof.discovery import heads, neurons, refusals
 from tiny_model import TYPES, build, outputs
 
-SECONDS, GIGABYTES = 400, 6  # of processor time and memory, for one type
+SECONDS, GIGABYTES = 120, 6  # of processor time and memory, for one type
 AT_LEAST = 60
 _FROM, _TO = "<!-- survey: from here -->", "<!-- survey: to here -->"
 
