@@ -3,6 +3,7 @@
 tests/lab brings its own: folders with a tokenizer beside the model.
 """
 
+import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,10 +69,10 @@ def net(make_net: Callable[[], nn.Module]) -> nn.Module:
     return make_net()
 
 
-@pytest.fixture
-def bert() -> BertForSequenceClassification:
-    """A BERT classifier with dropout on; 81,920 prunable weights, so that selection goes through its sample."""
-    config = BertConfig(
+@pytest.fixture(scope="session")
+def bert_config() -> BertConfig:
+    """A BERT with dropout on; 81,920 prunable weights, so that selection goes through its sample."""
+    return BertConfig(
         vocab_size=99,
         hidden_size=64,
         num_hidden_layers=2,
@@ -81,7 +82,12 @@ def bert() -> BertForSequenceClassification:
         hidden_dropout_prob=0.1,
         attention_probs_dropout_prob=0.1,
     )
-    return seeded(lambda: BertForSequenceClassification(config))
+
+
+@pytest.fixture
+def bert(bert_config: BertConfig) -> BertForSequenceClassification:
+    """A classifier of this configuration."""
+    return seeded(lambda: BertForSequenceClassification(copy.deepcopy(bert_config)))
 
 
 @pytest.fixture

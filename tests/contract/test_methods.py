@@ -3,12 +3,14 @@
 The file is also the script that a new process runs to resume: `python test_methods.py FOLDER`.
 """
 
+import gc
 import json
 import os
 import random
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +213,44 @@ def assert_fits(pruner: platon.Pruner, keep: float) -> None:
     assert kept <= sum(max(keep * room + 1, aside) for room, aside in zip(rooms, asides, strict=True))
 
 
+SAVED_AT = (1, 7, 10, 19)  # in the warm-up; between masks and inside a window; at a fold; in the final phase
+FULLY = (
+    "platon",
+    "platon, window",
+    "movement",
+    "l0",
+)  # the others are saved twice, between masks and in the final phase
+
+
+def saved_at(method: str) -> tuple[int, ...]:
+    return SAVED_AT if method in FULLY else SAVED_AT[1::2]
+
+
+class Finished:
+    """A run to its end that left checkpoints in a folder with the method's name, and all that it ended with."""
+
+    def __init__(self, config: BertConfig, folder: Path) -> None:
+        self.folder, self.run = folder, Run(config, folder.name, EVERY_FOURTH)
+        for step in saved_at(folder.name):
+            self.run.train(step).save(folder / str(step))
+        self.end = self.run.train(TOTAL).everything()
+
+    def assert_same_when_resumed(self) -> None:
+        for step in saved_at(self.folder.name):
+            resumed = load_file(self.folder / str(step) / "end.safetensors")
+            assert_same_bits(self.end, resumed, f"{self.folder.name}, {step}: ")
+
+
+Straight = Callable[[str], Finished]
+
+
+@pytest.fixture(scope="module")
+def straight(bert_config: BertConfig, tmp_path_factory: pytest.TempPathFactory) -> Straight:
+    """The run of a method, trained when first asked for; tests leave it as it is."""
+    place = tmp_path_factory.mktemp("straight")
+    return cache(lambda method: Finished(bert_config, place / method))
+
+
 @each_method
 @pytest.mark.parametrize("schedule", [EVERY_STEP, EVERY_FOURTH], ids=["every step", "every fourth"])
 def test_exactly_k_are_kept_after_every_mask_step(method: str, schedule: platon.Cubic, bert: PreTrainedModel) -> None:
@@ -225,8 +265,8 @@ def test_exactly_k_are_kept_after_every_mask_step(method: str, schedule: platon.
 
 
 @each_method
-def test_pruned_weights_are_zero_in_what_is_saved(method: str, bert: PreTrainedModel, tmp_path: Path) -> None:
-    run = Run(bert.config, method, EVERY_FOURTH).train(TOTAL)
+def test_pruned_weights_are_zero_in_what_is_saved(method: str, straight: Straight, tmp_path: Path) -> None:
+    run = straight(method).run
     with run.pruner.deterministic():
         run.model.save_pretrained(tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
@@ -295,19 +335,6 @@ def test_state_round_trips_through_safetensors_and_json(method: str, bert: PreTr
     assert (other.step_count, other.kept(), other.cut) == (13, run.pruner.kept(), run.pruner.cut)
 
 
-SAVED_AT = (1, 7, 10, 19)  # in the warm-up; between masks and inside a window; at a fold; in the final phase
-FULLY = (
-    "platon",
-    "platon, window",
-    "movement",
-    "l0",
-)  # the others are saved twice, between masks and in the final phase
-
-
-def saved_at(method: str) -> tuple[int, ...]:
-    return SAVED_AT if method in FULLY else SAVED_AT[1::2]
-
-
 def resume(folder: Path) -> None:
     """What the new process does: from each checkpoint below the folder to the end of the training."""
     for checkpoint in sorted(folder.glob("*/*/loop.pt")):
@@ -323,21 +350,12 @@ def in_new_process(folder: Path, *, fused: bool = False) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def save_and_finish(run: Run, folder: Path) -> dict[str, Tensor]:
-    for step in saved_at(folder.name):
-        run.train(step).save(folder / str(step))
-    return run.train(TOTAL).everything()
-
-
-def test_resumed_runs_are_bitwise_equal(bert: PreTrainedModel, tmp_path: Path) -> None:
+def test_resumed_runs_are_bitwise_equal(straight: Straight) -> None:
     # All methods in one test, because starting a process takes longer than the runs in it.
-    straight = {
-        method: save_and_finish(Run(bert.config, method, EVERY_FOURTH), tmp_path / method) for method in METHODS
-    }
-    in_new_process(tmp_path)
-    for method, end in straight.items():
-        for step in saved_at(method):
-            assert_same_bits(end, load_file(tmp_path / method / str(step) / "end.safetensors"), f"{method}, {step}: ")
+    finished = [straight(method) for method in METHODS]
+    in_new_process(finished[0].folder.parent)
+    for one in finished:
+        one.assert_same_when_resumed()
 
 
 @each_method
@@ -455,14 +473,14 @@ def test_compiled_passes_resume_and_leave_the_random_states_alone(
     fused_start = run.train(2).everything()
     same = [name for name in start if not name.startswith("pruner:")] if method != "l0" else ["random"]
     assert_same_bits({name: start[name] for name in same}, {name: fused_start[name] for name in same})
-    straight = save_and_finish(Run(bert.config, method, EVERY_FOURTH), tmp_path / method)
+    finished = Finished(bert.config, tmp_path / method)
     assert states == (random.getstate(), str(np.random.get_state()))
     in_new_process(tmp_path, fused=True)
-    for step in saved_at(method):
-        assert_same_bits(straight, load_file(tmp_path / method / str(step) / "end.safetensors"), f"{step}: ")
+    finished.assert_same_when_resumed()
 
 
 if __name__ == "__main__":
+    gc.freeze()  # what was imported
     if sys.argv[2:] == ["fused"]:
         compiling.COMPILE_FROM = 1
     resume(Path(sys.argv[1]))

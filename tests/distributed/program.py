@@ -5,6 +5,7 @@ that is most of what they would otherwise do. Each rank writes FOLDER/WORLD-RANK
 the process alone is alone.json.
 """
 
+import gc
 import hashlib
 import json
 import os
@@ -302,6 +303,7 @@ def main() -> None:
     warnings.simplefilter("error")
     # torch's own about itself
     warnings.filterwarnings("ignore", category=DeprecationWarning)
+    gc.freeze()  # what was imported: the ranks need not search it for garbage
     folder = Path(sys.argv[1])
     for world in (2, 1, 4, 0):  # two ranks save what the others resume
         with forked(folder, world):
