@@ -1,7 +1,8 @@
 """Encoders and decoders pruned as unevenly as PLATON prunes them: first layers keep much, last ones nearly nothing.
 
-The share that each matrix keeps comes from records of real runs in `studies/`. Which weights of a matrix are kept is
-decided by their size, so that its rows and columns are as uneven as the weights are.
+The share that each matrix keeps comes from two real runs, of a MiniLM pruned on RTE to 10 % and to 20 %
+(`kept_shares.json`). Which weights of a matrix are kept is decided by their size, so that its rows and columns are as
+uneven as the weights are.
 """
 
 import json
@@ -11,24 +12,19 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
-STUDY = Path(__file__).parents[1] / "studies" / "minilm" / "records" / "rte"
-LAYERS = 6  # of the model in the study
+RECORDED = Path(__file__).with_name("kept_shares.json")  # the share that each matrix keeps, by percent over all
+LAYERS = 6  # of the model that was recorded
 SEED = 1
-
-
-def recorded(percent: int) -> dict[str, float]:
-    """The share kept of each matrix of a MiniLM that was pruned on RTE, named from the block on."""
-    content = json.loads((STUDY / f"platon-{percent}-seed0" / "record.json").read_text())
-    return {name.partition("layer.")[2]: share for name, share in content["layers"].items()}
 
 
 def kept_shares(keep: float, sizes: dict[str, int]) -> dict[str, float]:
     """A share for each matrix, `keep` over all of them.
 
     At 10 % as recorded. For other shares the trend from 20 % to 10 % goes on: matrices that lost most lose most again.
-    A model with more layers than the study's takes the shares of the layer at the same depth.
+    A model with more layers than the recorded one takes the shares of the layer at the same depth.
     """
-    tenth, fifth = recorded(10), recorded(20)
+    recorded = json.loads(RECORDED.read_text())
+    tenth, fifth = recorded["10"], recorded["20"]
     power = float(torch.log2(torch.tensor(0.1 / keep)))
     depth = 1 + max(int(name.split(".")[0]) for name in sizes)
 

@@ -59,11 +59,11 @@ def test_what_is_not_described_is_named(hooks: ModuleType, tmp_path: Path) -> No
     [
         ("docs/index.md", "methods.md", "methods.md"),
         ("docs/api/methods.md", "../methods.md", "../methods.md"),
-        ("docs/index.md", "../studies/minilm/README.md", "studies/minilm.md"),
+        ("docs/index.md", "../studies/glue/README.md", "studies/glue.md"),
         ("docs/examples.md", "../examples/trainer.py", "examples/trainer.md"),
-        ("studies/minilm/README.md", "report/tables.md", "minilm/report/tables.md"),
-        ("studies/minilm/README.md", "../../docs/log.md", "../log.md"),
-        ("studies/minilm/README.md", "sweep.toml", "minilm/sweep.md"),
+        ("studies/glue/README.md", "report/tables.md", "glue/report/tables.md"),
+        ("studies/glue/README.md", "../../docs/log.md", "../log.md"),
+        ("studies/glue/README.md", "tasks.toml", "glue/tasks.md"),
         ("CONTRIBUTING.md", "docs/log.md", "log.md"),
     ],
 )
