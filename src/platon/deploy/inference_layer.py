@@ -29,7 +29,7 @@ class InferenceLayer(Packed):
         self.activation = activation
         # Of the last check: the tensors (kept, so that their ids stay theirs), and what says that they are unchanged.
         self._checked: tuple[list[Tensor], list[int]] | None = None
-        self.eval()
+        self.training = False
 
     def check(self, x: Tensor) -> None:
         """Refuse tokens or buffers that the product cannot be computed with."""

@@ -37,9 +37,12 @@ def mapped(path: Path) -> dict[str, Tensor]:
         found = {}
         for name in checked.keys():  # noqa: SIM118  # it is no dict
             dtype = _DTYPES.get(header[name]["dtype"])
-            start, end = (8 + length + place for place in header[name]["data_offsets"])
+            (start, end), shape = header[name]["data_offsets"], header[name]["shape"]
+            start, end = 8 + length + start, 8 + length + end
             if dtype is None or start % dtype.itemsize:  # a rare type, or not aligned
                 found[name] = checked.get_tensor(name)
             else:  # a storage of its own: whoever copies or pickles the tensor does not take the whole file with it
-                found[name] = torch.empty(0, dtype=dtype).set_(data[start:end]).view(header[name]["shape"])
+                found[name] = torch.empty(0, dtype=dtype).set_(data[start:end])
+                if len(shape) != 1:
+                    found[name] = found[name].view(shape)
     return found

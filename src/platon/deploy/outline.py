@@ -10,8 +10,8 @@ from torch import nn
 from platon.deploy.packed import Packed
 from platon.engine.proof.replica import PLACES
 
-_OWN = frozenset(vars(nn.Module()))  # what every module holds: its tensors, its modules and its hooks
-_HOOKS = tuple(key for key in _OWN if key.endswith(("hooks", "hooks_with_kwargs", "hooks_always_called")))
+OWN = frozenset(vars(nn.Module()))  # what every module holds: its tensors, its modules and its hooks
+HOOKS = tuple(key for key in OWN if key.endswith(("hooks", "hooks_with_kwargs", "hooks_always_called")))
 
 
 def outline(module: nn.Module) -> Hashable:
@@ -29,8 +29,8 @@ def _contents(module: nn.Module) -> Hashable:
     tensors = [*module._parameters.items(), *module._buffers.items()]
     shapes = tuple((key, tensor if tensor is None else (tensor.shape, tensor.dtype)) for key, tensor in tensors)
     held = vars(module)
-    settings = tuple((key, _mark(value)) for key, value in held.items() if key not in _OWN and key not in PLACES)
-    return shapes, settings, tuple(id(held[key]) for key in _HOOKS if held[key])
+    settings = tuple((key, _mark(value)) for key, value in held.items() if key not in OWN and key not in PLACES)
+    return shapes, settings, tuple(id(held[key]) for key in HOOKS if held[key])
 
 
 def _mark(value: Any) -> Hashable:

@@ -33,7 +33,7 @@ def cut_to(model: nn.Module, shapes: Shapes) -> bool:
     Returns:
         Whether the shapes fitted already.
     """
-    there = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    there = {name: tuple(tensor.shape) for name, tensor in model.state_dict(keep_vars=True).items()}
     differ = [name for name, shape in shapes.items() if there.get(name) != shape]
     if not differ:
         return True

@@ -134,7 +134,7 @@ def _by_module(shapes: Shapes) -> dict[str, dict[str, tuple[int, ...]]]:
 
 
 def _replace(model: nn.Module, new: Mapping[nn.Module, nn.Module]) -> None:
-    for module in list(model.modules()):
+    for module in list(model.modules()) if new else ():
         for key, child in module._modules.items():
             if child is not None and child in new:
                 module._modules[key] = new[child]

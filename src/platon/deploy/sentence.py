@@ -27,6 +27,8 @@ def is_one(model: nn.Module) -> bool:
 
 def inner_models(model: nn.Module) -> list[PreTrainedModel]:
     """The models of transformers in a module, without those that are parts of another; the module itself, if it is."""
+    if isinstance(model, PreTrainedModel):
+        return [model]
     held = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     parts = {id(part) for one in held for part in one.modules() if part is not one}
     return [one for one in held if id(one) not in parts]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from transformers.initialization import no_init_weights
 
 from platon.deploy import rebuild, replacement
 from platon.deploy.manifest import CONFIG, MANIFEST, Manifest, TensorType, read_json
+from platon.deploy.recorder import Recorder
 from platon.engine.proof.discovery import heads
 
 # Keys of a configuration that count something which the model has at least one tensor, row or column of.
@@ -48,12 +49,15 @@ def build(manifest: Manifest, folder: Path) -> Built:
     """
     config = _read_config(manifest, folder)
     # First on the meta device, where a tensor of any size takes no memory: shapes alone decide whether it fits.
-    with torch.device("meta"):
+    with torch.device("meta"), Recorder() as recorded:
         outline = _construct(manifest, config)
     as_configured = _cut(outline, manifest)
     check_fit(manifest, outline, f"the {CONFIG} beside it")
-    _check_buffers(manifest, outline)
-    # Then for real, because buffers that are not stored are computed while the model is built. Parameters stay empty.
+    computed = _check_buffers(manifest, outline)
+    # Buffers that are not stored are computed while the model is built.
+    if as_configured and recorded.fill(outline, computed):
+        return Built(outline, as_configured)
+    # Where it is not certain that they are all that is missing, the model is built for real; parameters stay empty.
     with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
         model = _construct(manifest, config)
     if as_configured:
@@ -131,13 +135,12 @@ def check_fit(manifest: Manifest, model: nn.Module, other: str) -> None:
     built = stored_tensors(model)
     for name in sorted(manifest.tensors.keys() | built.keys()):
         wanted, there = manifest.tensors.get(name), built.get(name)
-        shapes = [None if one is None else tuple(one.shape) for one in (wanted, there)]
-        if shapes[0] != shapes[1]:
-            shown = ["missing" if shape is None else str(list(shape)) for shape in shapes]
+        if wanted is None or there is None or wanted.shape != there.shape:
+            shown = ["missing" if one is None else str(list(one.shape)) for one in (wanted, there)]
             raise ValueError(
                 f"the manifest does not fit {other}: {name!r} is {shown[0]} in the one and {shown[1]} in the other"
             )
-        if wanted is not None and there is not None and not _same_kind(wanted.dtype, there.dtype):
+        if not _same_kind(wanted.dtype, there.dtype):
             raise ValueError(
                 f"the manifest does not fit {other}: {name!r} is {wanted} in the one and {TensorType.of(there)} in the "
                 "other"
@@ -210,8 +213,8 @@ def _limited(tensors: int) -> Iterator[None]:
             hook.remove()
 
 
-def _check_buffers(manifest: Manifest, outline: nn.Module) -> None:
-    """Refuse a model whose computed buffers would take far more memory than its weights."""
+def _check_buffers(manifest: Manifest, outline: nn.Module) -> Collection[str]:
+    """The names of the computed buffers, once it is clear that they take not far more memory than the weights."""
     computed = {name: one for name, one in outline.named_buffers() if name not in manifest.tensors}
     weights = sum(torch.Size(one.shape).numel() * one.dtype.itemsize for one in manifest.tensors.values())
     if sum(buffer.nbytes for buffer in computed.values()) > max(_BUFFER_BYTES, weights):
@@ -225,6 +228,7 @@ def _check_buffers(manifest: Manifest, outline: nn.Module) -> None:
             raise ValueError(
                 f"{MANIFEST} is damaged: it gives the buffer {name!r} the type {dtype}, which is {computed[name].dtype}"
             )
+    return computed.keys()
 
 
 def _read_config(manifest: Manifest, folder: Path) -> Any:

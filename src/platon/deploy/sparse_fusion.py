@@ -66,14 +66,14 @@ def _as_sum(module: nn.Module, verdicts: Verdicts) -> SparseSum | None:
     norms = [child for child in children.values() if type(child) is nn.LayerNorm]
     if isinstance(module, SparseSum) or len(layers) != 1 or len(norms) > 1 or len(children) > len(layers + norms):
         return None
-    names = list(inspect.signature(module.forward).parameters)
     own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-    if len(names) != 2 or own or any(_is_hooked(one) for one in (module, *children.values())):
+    if own or any(_is_hooked(one) for one in (module, *children.values())):
         return None
     key = outline(module)
     if key not in verdicts:
-        verdicts[key] = _is_sum(module, layers[0], *norms)
-    return SparseSum(children, names) if verdicts[key] else None
+        names = list(inspect.signature(module.forward).parameters)
+        verdicts[key] = names if len(names) == 2 and _is_sum(module, layers[0], *norms) else None
+    return SparseSum(children, verdicts[key]) if verdicts[key] else None
 
 
 def _is_sum(module: nn.Module, layer: SparseLinear, norm: nn.LayerNorm | None = None) -> bool:

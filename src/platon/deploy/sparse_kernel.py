@@ -188,6 +188,7 @@ def find() -> SparseKernel | str:
     return found if found is not None else build(_cached()) or _load(_cached())
 
 
+@functools.cache
 def installed() -> SparseKernel | str | None:
     """The same, and `None` where it would have to be compiled first."""
     named = os.environ.get("PLATON_KERNEL")

@@ -114,7 +114,7 @@ def layout_problem(matrix: SparseMatrix, bias: Tensor | None) -> str | None:
     arrays = {name: getattr(matrix, name) for name in _DTYPES} | ({} if bias is None else {"bias": bias})
     for name, array in arrays.items():
         wanted = _DTYPES.get(name, torch.float32)
-        if array.dtype != wanted or array.device.type != "cpu":
+        if array.dtype != wanted or not array.is_cpu:
             return f"{name!r} is {array.dtype} on {array.device}, it has to be {wanted} on the CPU"
         if array.ndim != 1 or not array.is_contiguous():
             return f"{name!r} has the shape {tuple(array.shape)} and strides {array.stride()}, it has to be one row"
