@@ -552,6 +552,7 @@ def test_a_library_from_other_sources_is_not_taken(tmp_path: Path, monkeypatch: 
     suffix = sparse_kernel.EXTENSION_SUFFIXES[0]
     (source / f"_sparse{suffix}").write_bytes((tmp_path / "own" / "first.so").read_bytes())
     monkeypatch.delenv("PLATON_KERNEL", raising=False)
+    monkeypatch.setattr(sparse_kernel, "installed", sparse_kernel.installed.__wrapped__)  # looks again at each call
     monkeypatch.setattr(sparse_kernel, "_HERE", source)
     monkeypatch.setattr(sparse_kernel, "_SOURCES", tuple(source / file.name for file in sparse_kernel._SOURCES))
     found = sparse_kernel.find.__wrapped__()

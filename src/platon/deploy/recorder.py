@@ -77,14 +77,14 @@ class Recorder(TorchFunctionMode):
             Whether that is all there is to do: `False`, and nothing is changed, unless it is certain that the model
             would be the same, had it been built on the CPU, but for the other tensors that are registered in it.
         """
-        wanted = [model.get_buffer(name) for name in names]
-        if self._was_asked or not all(map(_is_settled, model.modules())):
+        wanted, modules = [model.get_buffer(name) for name in names], list(model.modules())
+        if self._was_asked or not all(map(_is_settled, modules)):
             return False
         try:
             made = self._repeat({id(buffer) for buffer in wanted if buffer.is_meta})
         except _Unknown:
             return False
-        for module in model.modules():
+        for module in modules:
             for key, buffer in module._buffers.items():
                 module._buffers[key] = made.get(id(buffer), buffer)
         return True

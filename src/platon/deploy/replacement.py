@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -80,13 +80,13 @@ def unfilled(described: Mapping[str, Description], shapes: Shapes) -> dict[str, 
 def install(model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
     """Put modules into a newly built model, by name."""
     there = dict(model.named_modules())
-    _replace(model, {_named(there, name): module for name, module in modules.items()})
-    skip_fast_paths(model)
+    skip_fast_paths(there.values())
+    _replace(there.values(), {_named(there, name): module for name, module in modules.items()})
 
 
-def skip_fast_paths(model: nn.Module) -> None:
+def skip_fast_paths(modules: Iterable[nn.Module]) -> None:
     """Turn off the fast path of `nn.TransformerEncoderLayer`, which reads the dense weights of its layers."""
-    for module in model.modules():
+    for module in modules:
         if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0
 
@@ -97,7 +97,8 @@ def finish(model: nn.Module) -> None:
     The model is in evaluation mode.
     """
     new: dict[nn.Module, nn.Module] = {}
-    for name, module in model.named_modules():
+    there = dict(model.named_modules())
+    for name, module in there.items():
         if isinstance(module, Packed):
             problem = module.checked()
             if problem:
@@ -105,7 +106,7 @@ def finish(model: nn.Module) -> None:
             runnable = module.runnable()
             if runnable is not module:
                 new[module] = runnable
-    _replace(model, new)
+    _replace(there.values(), new)
     fuse(model.requires_grad_(False))
     found = sparse_kernel.find()
     if new and isinstance(found, str):
@@ -133,8 +134,9 @@ def _by_module(shapes: Shapes) -> dict[str, dict[str, tuple[int, ...]]]:
     return found
 
 
-def _replace(model: nn.Module, new: Mapping[nn.Module, nn.Module]) -> None:
-    for module in list(model.modules()) if new else ():
+def _replace(modules: Iterable[nn.Module], new: Mapping[nn.Module, nn.Module]) -> None:
+    """Put new modules in the places of old ones inside these modules."""
+    for module in modules if new else ():
         for key, child in module._modules.items():
             if child is not None and child in new:
                 module._modules[key] = new[child]

@@ -90,7 +90,7 @@ def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:
             seen.add(id(tensor))
-            found[name] = tensor.detach()
+            found[name] = tensor
     return found
 
 

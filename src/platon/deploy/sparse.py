@@ -75,7 +75,7 @@ def sparsify(model: nn.Module, *, tokens: int = 128, dense_above: float | None =
         if id(module) not in memo:
             memo[id(module)] = _made(make, module, "none")
     fast = copy.deepcopy(model, memo)
-    skip_fast_paths(fast)
+    skip_fast_paths(fast.modules())
     fast.eval().requires_grad_(False)
     fuse(fast)
     if hasattr(fast, "save_pretrained"):
