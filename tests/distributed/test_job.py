@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import torch
@@ -43,9 +44,11 @@ def launched(folder: Path, *flags: str, launcher: Sequence[str] = TORCHRUN) -> "
     )
 
 
-def launched_until_saved(folder: Path) -> "subprocess.Popen[str]":
-    """A job that goes on from its first checkpoint."""
-    job = launched(folder)
+Job = TypeVar("Job", "subprocess.Popen[str]", forked.Forked)
+
+
+def until_saved(job: Job, folder: Path) -> Job:
+    """Wait for the first checkpoint, from which it goes on."""
     marker = folder / "checkpoints" / "checkpoint-4" / checkpoint.MARKER
     while not marker.exists() and job.poll() is None:
         time.sleep(0.005)
@@ -100,11 +103,11 @@ def test_two_ranks_leave_one_run(whole: Path) -> None:
 
 def test_killed_rank_and_resumption(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    job = launched_until_saved(folder)
+    words = ["python", "-m", "platon", "prune", *TINY, "--output", str(folder)]
+    job = until_saved(forked.Forked(words, tmp_path / "log", ranks=2), folder)
     ranks = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
     os.kill(int(ranks[-1]), signal.SIGKILL)
-    job.communicate(timeout=240)
-    assert job.returncode != 0
+    assert job.wait() != 0
     assert not (folder / "record.json").exists()
     codes, said = run_ranks(folder, tmp_path, "--resume")
     assert codes == [0, 0], said
@@ -132,7 +135,7 @@ def test_accelerate_starts_the_same_run(whole: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_signal_stops_all_ranks_at_one_step_and_one_process_goes_on(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    job = launched_until_saved(folder)
+    job = until_saved(launched(folder), folder)
     job.send_signal(signal.SIGTERM)
     said, _ = job.communicate(timeout=240)
     assert said.count("a checkpoint is saved") == 1, said
