@@ -6,6 +6,7 @@ import os
 import resource
 import runpy
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -131,6 +132,14 @@ def _watch(words: Sequence[str], ranks: int) -> None:
         max_restarts=0,
     )
     elastic_launch(config, interpret)()
+
+
+def rank_variables(count: int) -> list[dict[str, str]]:
+    """What torchrun tells each of so many ranks in its environment."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        group = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    return [{**group, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
 
 
 def run_ranks(work: Callable[[int], None], count: int) -> None:
