@@ -80,9 +80,10 @@ class Forked:
             gc.freeze()  # what was imported
             if log is not None:
                 log.parent.mkdir(parents=True, exist_ok=True)
-                sys.stdout = sys.stderr = log.open("a", buffering=1)  # pytest's own go past the numbers
                 for number in (1, 2):
-                    os.dup2(sys.stdout.fileno(), number)
+                    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+                # pytest's own do not write to these numbers
+                sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, closefd=False) for number in (1, 2))
             os.environ.update(environment)
             if ranks:
                 _watch(words, ranks)
@@ -108,6 +109,7 @@ def _interpret(words: Sequence[str]) -> None:
     """What `python` does with these words."""
     is_module = words[1] == "-m"
     sys.argv = list(words[1 + is_module :])
+    sys.path.insert(0, str(Path.cwd() if is_module else Path(sys.argv[0]).parent))
     (runpy.run_module if is_module else runpy.run_path)(sys.argv[0], run_name="__main__")
 
 
