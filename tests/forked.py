@@ -18,16 +18,7 @@ from platon.lab.sweep.workers import _die_with_parent
 
 FORK = multiprocessing.get_context("fork")
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(
-    [
-        "platon.cli",
-        "platon.lab.run",
-        "platon.report.run_figure",
-        "platon.lab.tasks.digits",
-        "platon.lab.tasks.glue",
-        "platon.lab.tasks.text",
-    ]
-)
+SERVER.set_forkserver_preload(["platon.cli", "platon.lab.run", "platon.report.run_figure", "platon.lab.tasks.glue"])
 PATIENCE = 900  # seconds; a process that takes so long on a busy machine hangs
 
 
