@@ -15,7 +15,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from safetensors.torch import load_file
 
-import platon.lab.run  # noqa: F401  # before the fork, so that no run imports it again
+import platon.deploy.ship
+import platon.lab.run
+import platon.lab.tasks.digits  # noqa: F401  # before the fork, so that no run imports them again
 from platon import cli
 from platon.lab import checkpoint
 from platon.lab.record import read_history, read_record

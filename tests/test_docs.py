@@ -6,15 +6,13 @@ uses.
 """
 
 import json
-import multiprocessing
 import os
 import re
-import runpy
 import shlex
 import string
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +40,7 @@ from transformers import (
 from transformers.utils import logging
 
 import platon
+from forked import Forked, rank_variables
 from platon import cli
 from platon.deploy import memory
 from platon.engine.methods import METHODS
@@ -266,46 +265,19 @@ def commands(block: Block) -> list[str]:
     return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
 
-#: what starts `platon` in several processes; tests/distributed/test_job.py does so, and here one process is enough
-LAUNCHER = re.compile(r"^torchrun --nproc-per-node \d+ -m (?=platon )")
-
-
-class Forked:
-    """What `subprocess.Popen` gives for `python ...`, of a process that is forked from this one.
-
-    The libraries take longer to import than most commands to run, and here they are imported.
-    """
-
-    def __init__(self, words: Sequence[str], log: Path | None = None, environment: Mapping[str, str] = {}) -> None:
-        def run() -> None:
-            if log is not None:
-                log.parent.mkdir(parents=True, exist_ok=True)
-                for number in (1, 2):
-                    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-            os.environ.update(environment)
-            is_module = words[1] == "-m"
-            sys.argv = list(words[1 + is_module :])
-            (runpy.run_module if is_module else runpy.run_path)(sys.argv[0], run_name="__main__")
-
-        self.process = multiprocessing.get_context("fork").Process(target=run)
-        self.process.start()
-        self.terminate = self.process.terminate
-
-    def poll(self) -> int | None:
-        return self.process.exitcode
-
-    returncode = property(poll)
-
-    def wait(self) -> int | None:
-        self.process.join()
-        return self.returncode
+#: what starts several processes; for `platon`, tests/distributed/test_job.py does so, and here one is enough
+LAUNCHER = re.compile(r"^torchrun --nproc-per-node (\d+) (?:-m (?=platon ))?")
 
 
 def run(command: str, place: Path) -> None:
     """In this process if it is ours."""
+    launcher = LAUNCHER.match(command)
     words = shlex.split(LAUNCHER.sub("", command), comments=True)
     if words[0] == "platon":
         assert not cli.app(words[1:], standalone_mode=False), command
+    elif launcher is not None:
+        ranks = [Forked(["python", *words], environment=own) for own in rank_variables(int(launcher[1]))]
+        assert all(rank.wait() == 0 for rank in ranks), command
     elif words[0] == "python":
         assert Forked(words).wait() == 0, command
     else:

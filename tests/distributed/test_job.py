@@ -4,18 +4,21 @@ import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import forked
+import platon.lab.run
+import platon.lab.tasks.digits
+import platon.report.run_figure  # noqa: F401  # before processes are forked, so that none imports them again
 from platon.lab import checkpoint
 from platon.lab.record import read_history, read_record
 
@@ -43,23 +46,26 @@ def launched(folder: Path, *flags: str, launcher: Sequence[str] = TORCHRUN) -> "
     )
 
 
-def launched_until_saved(folder: Path) -> "subprocess.Popen[str]":
-    """A job that goes on from its first checkpoint."""
-    job = launched(folder)
+Job = TypeVar("Job", "subprocess.Popen[str]", forked.Forked)
+
+
+def until_saved(job: Job, folder: Path) -> Job:
+    """Wait for the first checkpoint, from which it goes on."""
     marker = folder / "checkpoints" / "checkpoint-4" / checkpoint.MARKER
     while not marker.exists() and job.poll() is None:
         time.sleep(0.005)
     return job
 
 
-def run_ranks(folder: Path, place: Path, *flags: str) -> tuple[list[int], str]:
+def command(folder: Path, *flags: str) -> list[str]:
+    return ["python", "-m", "platon", "prune", *TINY, "--output", str(folder), *flags]
+
+
+def run_ranks(folder: Path, log: Path, *flags: str) -> tuple[list[int | None], str]:
     """Two ranks that are told what torchrun tells them, but need not import anything: their exit codes and words."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    words = ["prune", *TINY, "--output", folder, *flags]
-    ranks = [forked.start(place, words, environment={**group, "RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
-    return [rank.wait() for rank in ranks], "".join(rank.out + rank.err for rank in ranks)
+    words = command(folder, *flags)
+    ranks = [forked.Forked(words, log, variables) for variables in forked.rank_variables(2)]
+    return [rank.wait() for rank in ranks], log.read_text()
 
 
 def finished(job: "subprocess.Popen[str]") -> str:
@@ -100,13 +106,12 @@ def test_two_ranks_leave_one_run(whole: Path) -> None:
 
 def test_killed_rank_and_resumption(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    job = launched_until_saved(folder)
+    job = until_saved(forked.Forked(command(folder), tmp_path / "killed.log", ranks=2), folder)
     ranks = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
     os.kill(int(ranks[-1]), signal.SIGKILL)
-    job.communicate(timeout=240)
-    assert job.returncode != 0
+    assert job.wait() != 0
     assert not (folder / "record.json").exists()
-    codes, said = run_ranks(folder, tmp_path, "--resume")
+    codes, said = run_ranks(folder, tmp_path / "resumed.log", "--resume")
     assert codes == [0, 0], said
     assert said.count("resuming at step") == 1
     assert_same_bits(folder, whole)
@@ -115,7 +120,7 @@ def test_killed_rank_and_resumption(whole: Path, tmp_path: Path) -> None:
 
 def test_folder_of_another_run_is_refused_once(whole: Path, tmp_path: Path) -> None:
     before = (whole / "record.json").read_bytes()
-    codes, said = run_ranks(whole, tmp_path)
+    codes, said = run_ranks(whole, tmp_path / "log")
     assert codes == [2, 2], said
     assert said.count("holds a run already; continue it with --resume, or choose another --output") == 1
     assert (whole / "record.json").read_bytes() == before
@@ -132,7 +137,7 @@ def test_accelerate_starts_the_same_run(whole: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_signal_stops_all_ranks_at_one_step_and_one_process_goes_on(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    job = launched_until_saved(folder)
+    job = until_saved(launched(folder), folder)
     job.send_signal(signal.SIGTERM)
     said, _ = job.communicate(timeout=240)
     assert said.count("a checkpoint is saved") == 1, said

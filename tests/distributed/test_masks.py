@@ -4,14 +4,12 @@ program.py trains; its ranks are started once for all tests here.
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from forked import Forked
 from platon.engine.methods import METHODS
 
 PROGRAM = Path(__file__).with_name("program.py")
@@ -46,14 +44,9 @@ class Found:
         folder = self.place / "-".join(group)
         if not folder.exists():
             folder.mkdir()
-            done = subprocess.run(
-                [sys.executable, str(PROGRAM), str(folder), *group],
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert done.returncode == 0, done.stderr[-3000:]
+            log = folder / "log"
+            code = Forked(["python", str(PROGRAM), str(folder), *group], log).wait()
+            assert code == 0, log.read_text()[-3000:]
         found: dict[str, Any] = json.loads((folder / (f"{world}-{rank}.json" if world else "alone.json")).read_text())
         return found
 

@@ -188,7 +188,7 @@ def test_killed_again_and_again(reference: Reference, start: Start, run: Start, 
     reference.matches(folder)
 
 
-def test_digits_by_their_real_name(tmp_path: Path) -> None:
+def test_digits_by_their_real_name(run: Start, tmp_path: Path) -> None:
     """`python -m platon`, dense first: stopped while the twin trains, resumed by what it said."""
     words = [sys.executable, "-m", "platon", "prune", "--train-rows", "128", "--eval-rows", "40", "--steps", "24"]
     words += ["--checkpoint-every", "2", "--no-fast", "--output", str(tmp_path / "run")]
@@ -201,11 +201,10 @@ def test_digits_by_their_real_name(tmp_path: Path) -> None:
     _, said = first.communicate(timeout=PATIENCE)
     assert first.returncode == 143
     assert said.rstrip().endswith(f"platon prune --output {tmp_path / 'run'} --resume")
-    again = [*words[:4], "--output", str(tmp_path / "run"), "--resume"]
-    done = subprocess.run(again, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert re.search(r"resuming at step \d+ of 24", done.stdout)
-    assert re.search(r"accuracy .*%.*%", done.stdout)
+    done = run("prune", "--output", tmp_path / "run", "--resume")
+    assert (done.process.exitcode, done.err) == (0, "")
+    assert re.search(r"resuming at step \d+ of 24", done.out)
+    assert re.search(r"accuracy .*%.*%", done.out)
     assert read_record(tmp_path / "run")["dense"] == {
         name: read_record(tmp_path / "run" / "dense")[name] for name in ("results", "parameters", "bytes", "seconds")
     }

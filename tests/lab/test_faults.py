@@ -1,25 +1,19 @@
 """The short form of the fault campaign, and that each promise names a test that is there."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from forked import Forked
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_short_campaign(tmp_path: Path) -> None:
     output = tmp_path / "faults.json"
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "faults.py"), "--short", "--seed", "1", "--output", str(output)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    words = ["python", str(ROOT / "benchmarks" / "faults.py"), "--short", "--seed", "1", "--output", str(output)]
+    code = Forked(words, tmp_path / "log").wait()
+    assert code == 0, (tmp_path / "log").read_text()
     found = json.loads(output.read_text())
     assert found["failures"] == []
     assert found["counts"]["SIGKILLs"] >= 4

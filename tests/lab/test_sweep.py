@@ -3,7 +3,6 @@
 import io
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from forked import Forked
 from platon import cli
 from platon.lab import sweep
 from platon.lab.duration import in_words
@@ -245,17 +245,26 @@ def test_finished_runs_are_skipped(straight: Path, tmp_path: Path, monkeypatch: 
     assert go(write(tmp_path), straight) == 0
 
 
-def test_killed_twice_it_ends_with_the_same_records(straight: Path, tmp_path: Path) -> None:
+def kill_after(wanted: int, process: "subprocess.Popen[bytes] | Forked", folder: Path) -> None:
+    """Kill the sweep when so many of its runs have a record."""
+    until = time.monotonic() + 120
+    while len(results(folder)) < wanted and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert wanted <= len(results(folder)) < 3, "it must not be through before it is killed"
+
+
+def test_killed_twice_it_ends_with_the_same_records(
+    straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = write(tmp_path)
     command = [sys.executable, "-m", "platon", "sweep", source, "--output", str(tmp_path / "runs"), "--no-estimate"]
-    for wanted in (1, 2):
-        process = subprocess.Popen([*command, "--jobs", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        until = time.monotonic() + 120
-        while len(results(tmp_path / "runs")) < wanted and process.poll() is None and time.monotonic() < until:
-            time.sleep(0.05)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        assert len(results(tmp_path / "runs")) < 3, "it must not be through before it is killed"
+    command += ["--jobs", "1"]
+    as_users_do = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    kill_after(1, as_users_do, tmp_path / "runs")
+    monkeypatch.setattr(sweep_workers, "start", Forked)  # it takes longer to start an interpreter than to run
+    kill_after(2, Forked(command, tmp_path / "log"), tmp_path / "runs")
     assert go(source, tmp_path / "runs") == 0
     mine, theirs = results(tmp_path / "runs"), results(straight)
     assert mine.keys() == theirs.keys()
@@ -264,7 +273,8 @@ def test_killed_twice_it_ends_with_the_same_records(straight: Path, tmp_path: Pa
     assert {path.stem for path in (tmp_path / "runs" / "logs").iterdir()} == {name.replace("/", "-") for name in mine}
 
 
-def test_a_run_that_dies_does_not_stop_the_others(tmp_path: Path) -> None:
+def test_a_run_that_dies_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep_workers, "start", Forked)
     text = TINY + f'[[product]]\nmethod = "platon"\nkeep = 0.2\nmodel = ["{tmp_path / "nowhere"}"]\n'
     text += '[[product]]\nmethod = "magnitude"\nkeep = 0.2\n'
     trials = sweep.read(write(tmp_path, text), tmp_path / "runs")
