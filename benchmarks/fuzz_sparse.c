@@ -6,7 +6,8 @@
 
    A case is one to three random matrices in the kernel's format, random tokens, and one to three changes to one of the
    matrices: other counts, columns or starts, arrays that are too short or too long, other sizes. The matrices are
-   computed side by side or one after the other, with or without a sum and a norm. Every array is allocated with exactly
+   computed side by side or one after the other, with or without a sum and a norm; beside them attention is computed, on
+   other arrays, which nothing damages. Every array is allocated with exactly
    the size that the kernel is told. An undamaged case is computed a second time without the format and compared, and a
    third time with activations. Prints the number of cases that were computed, refused, and undamaged, and a digest of all
    bits of the undamaged results: with one LEVEL (0 is the baseline) two builds for different processors can be compared. */
@@ -43,6 +44,23 @@ int platon_sparse_chain(const float *x, int64_t tokens, int64_t x_stride, const 
                         const float *added, int64_t added_stride, int has_norm, const float *weight,
                         int64_t weight_bytes, const float *bias, int64_t bias_bytes, float epsilon, float *out,
                         int threads, void *parallel, int level);
+
+/* As in sparse.c. */
+struct heads {
+    const float *data;
+    int64_t row, head, token;
+};
+
+struct attention {
+    struct heads q, k, v;
+    const void *mask;
+    int64_t mask_kind, mask_row, mask_head, mask_query, mask_key;
+    int64_t rows, heads, queries, keys, features, value_features;
+    float *out;
+    float scale;
+};
+
+int platon_attention(const struct attention *given, int threads, void *parallel, int level);
 
 static uint64_t state;
 
@@ -225,6 +243,68 @@ static int folds_wrongly(const struct array *array) {
            divide(0, folded, 16) != divide(start, array->data, bytes);
 }
 
+/* Tokens of all heads, side by side as the products write them, or head after head. */
+static struct heads lay_out(const struct array *array, int64_t heads, int64_t tokens, int64_t features) {
+    if (draw(2))
+        return (struct heads){array->data, heads * tokens * features, features, heads * features};
+    return (struct heads){array->data, heads * tokens * features, tokens * features, features};
+}
+
+static const float *token_of(const struct heads *of, int64_t row, int64_t head, int64_t token) {
+    return of->data + row * of->row + head * of->head + token * of->token;
+}
+
+/* Whether attention to random keys, with a random mask or none, differs from double precision. */
+static int attends_wrongly(int level) {
+    struct attention a = {.rows = 1 + draw(3), .heads = 1 + draw(3), .queries = 1 + draw(20), .keys = 1 + draw(80)};
+    a.features = 1 + draw(40), a.value_features = draw(2) ? a.features : 1 + (int64_t)draw(40), a.scale = number();
+    struct array q = numbers(a.rows * a.heads * a.queries * a.features), mask = {NULL, 0};
+    struct array k = numbers(a.rows * a.heads * a.keys * a.features);
+    struct array v = numbers(a.rows * a.heads * a.keys * a.value_features);
+    struct array out = make(a.rows * a.heads * a.queries * a.value_features * 4);
+    a.q = lay_out(&q, a.heads, a.queries, a.features), a.k = lay_out(&k, a.heads, a.keys, a.features);
+    a.v = lay_out(&v, a.heads, a.keys, a.value_features), a.out = out.data, a.mask_kind = (int64_t)draw(3);
+    if (a.mask_kind) {
+        int each_head = (int)draw(2), each_query = (int)draw(2);
+        a.mask_key = 1, a.mask_query = each_query ? a.keys : 0;
+        a.mask_head = each_head ? a.keys * (each_query ? a.queries : 1) : 0;
+        a.mask_row = a.keys * (each_query ? a.queries : 1) * (each_head ? a.heads : 1);
+        mask = a.mask_kind == 1 ? make(a.rows * a.mask_row) : numbers(a.rows * a.mask_row);
+        for (int64_t i = 0; a.mask_kind == 1 && i < mask.bytes; i++)
+            ((uint8_t *)mask.data)[i] = draw(3) > 0;
+        a.mask = mask.data;
+    }
+    int wrong = platon_attention(&a, 1, NULL, level);
+    for (int64_t at = 0; at < a.rows * a.heads * a.queries && !wrong; at++) {
+        int64_t row = at / (a.heads * a.queries), head = at / a.queries % a.heads, query = at % a.queries;
+        double score[80], most = -INFINITY, sum = 0;
+        for (int64_t key = 0; key < a.keys; key++) {
+            int64_t place = row * a.mask_row + head * a.mask_head + query * a.mask_query + key;
+            double product = 0;
+            for (int64_t i = 0; i < a.features; i++)
+                product += (double)token_of(&a.q, row, head, query)[i] * token_of(&a.k, row, head, key)[i];
+            score[key] = a.scale * product;
+            if (a.mask_kind == 2)
+                score[key] += ((const float *)a.mask)[place];
+            if (a.mask_kind == 1 && !((const uint8_t *)a.mask)[place])
+                score[key] = -INFINITY;
+            most = fmax(most, score[key]);
+        }
+        for (int64_t key = 0; key < a.keys; key++)
+            sum += score[key] = isinf(most) ? 0 : exp(score[key] - most);
+        for (int64_t i = 0; i < a.value_features; i++) {
+            double want = 0;
+            for (int64_t key = 0; key < a.keys && sum; key++)
+                want += score[key] / sum * token_of(&a.v, row, head, key)[i];
+            double got = a.out[((row * a.queries + query) * a.heads + head) * a.value_features + i];
+            wrong |= !(fabs(got - want) <= 1e-5);
+        }
+    }
+    take(&out);
+    free(q.data), free(k.data), free(v.data), free(out.data), free(mask.data);
+    return wrong;
+}
+
 int main(int words_count, char **words) {
     int64_t cases = words_count > 1 ? atoll(words[1]) : 1000, computed = 0, refused = 0, undamaged = 0;
     state = 88172645463325252ull + (words_count > 2 ? strtoull(words[2], NULL, 10) : 0) * 1000003;
@@ -271,6 +351,10 @@ int main(int words_count, char **words) {
         int adds = draw(2) && matrices[count - 1].told_rows == before;
         int level = (int)draw(platon_level() + 1), code;
         level = words_count > 3 ? atoi(words[3]) : level;
+        if (attends_wrongly(level)) {
+            printf("wrong attention in case %ld\n", (long)index);
+            return 1;
+        }
         if (chained)
             code = platon_sparse_chain(x.data, tokens, columns_in, pointers, count, adds ? added.data : NULL, before,
                                        has_norm, weight.data, weight.bytes, bias.data, bias.bytes, 1e-5f,

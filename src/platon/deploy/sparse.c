@@ -1,5 +1,6 @@
 /* Sparse matrices times dense tokens in float32: out = activation(x Wᵀ + bias), with x [tokens, columns] and out
    [tokens, rows]; several matrices that read the same tokens at once, or one after the other, and then a sum and a norm.
+   And the attention between such products, which would otherwise take a third of a sparse model's time.
 
    A matrix is stored in blocks of ROW_BLOCK rows, each divided into column panels of `width` <= 256 columns: the
    input that a panel reads and the sums that it writes then fit in the first-level cache. Inside a panel the
@@ -18,6 +19,7 @@
 #ifdef __x86_64__
 #include <immintrin.h>
 #endif
+#include <float.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -31,7 +33,10 @@
 #define TOKEN_REACH 544 /* floats that the kernel for one token may read from a panel's first feature on */
 #define MOST_THREADS 256
 #define MOST_MATRICES 8 /* in one call */
+#define QUERIES 6       /* that attention computes together */
+#define LANES 16        /* in the widest vector: attention pads keys and features to as many */
 enum { NONE, GELU, GELU_TANH, RELU };
+#define LOG2E 1.44269504f
 enum { BASELINE, AVX2, AVX512 };
 enum { DONE, NO_MEMORY, BAD_ARRAYS }; /* what the entry points return */
 
@@ -80,6 +85,25 @@ struct norm {
     const float *weight, *bias; /* or NULL */
     float epsilon;
 };
+
+/* Where the features of a token are: from data[row * .row + head * .head + token * .token] on. */
+struct heads {
+    const float *data;
+    int64_t row, head, token;
+};
+
+enum { NO_MASK, FLAGS, NUMBERS }; /* bytes that are not 0 for keys that are seen, or floats that are added to scores */
+
+struct attention {
+    struct heads q, k, v;
+    const void *mask;
+    int64_t mask_kind, mask_row, mask_head, mask_query, mask_key; /* elements from one to the next */
+    int64_t rows, heads, queries, keys, features, value_features;
+    float *out; /* [rows, queries, heads, value features] */
+    float scale;
+};
+
+static inline int64_t padded(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
 
 #define PASTE(a, b) a##_##b
 /* Vectors in the widest tile: with as many sums of a row, aarch64 has registers left, SSE has not. A check defines it to
@@ -256,3 +280,4 @@ static int useful_threads(int threads, parallel gomp_parallel, int64_t products)
 #include "sparse_checksum.h"
 #include "sparse_side.h"
 #include "sparse_chain.h"
+#include "sparse_heads.h"

@@ -6,6 +6,12 @@ TARGET static inline VEC NAME(least)(VEC a, VEC b) {
     return (VEC)((below & (INTS)a) | (~below & (INTS)b));
 }
 
+/* The larger of two numbers; `a` where one of them is NaN. */
+TARGET static inline VEC NAME(most_of)(VEC a, VEC b) {
+    INTS below = a < b;
+    return (VEC)((below & (INTS)b) | (~below & (INTS)a));
+}
+
 TARGET static inline VEC NAME(absolute)(VEC x) { return (VEC)((INTS)x & 0x7fffffff); }
 
 /* 2^x for x from -126 to 0. */

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from platon.deploy.attention import use_kernel
 from platon.deploy.layer import SparseLinear
 from platon.deploy.outline import outline
 from platon.deploy.sparse_sum import SparseSum
@@ -39,6 +40,7 @@ def fuse(model: nn.Module) -> None:
         _add_sums(model)
         _chain_layers(model)
         _introduce_siblings(model)
+    use_kernel(model)
 
 
 # --- sums and norms ---------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ _BUILD_SECONDS = 120
 
 ACTIVATIONS = {"none": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}  # as in sparse.c
 LEVELS = ("baseline", "avx2", "avx512")
+_MASKS = {torch.bool: 1, torch.float32: 2}  # as in sparse.c
 _NO_MEMORY, _BAD_ARRAYS = 1, 2  # what the entry points of sparse.c return, besides 0
 
 
@@ -55,6 +56,29 @@ class Layer(ctypes.Structure):
         pointers = [number for array in arrays for number in (array.data_ptr(), array.nbytes)]
         pointers += (0, -1) if bias is None else (bias.data_ptr(), bias.nbytes)
         return cls(*pointers, matrix.rows, matrix.columns_in, matrix.width, ACTIVATIONS[activation])
+
+
+class Heads(ctypes.Structure):
+    """Queries, keys or values as sparse.c takes them: where the first is, and how far it is to the next ones."""
+
+    _fields_ = (("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("row", "head", "token")))
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Heads:
+        return cls(tensor.data_ptr(), *tensor.stride()[:3])
+
+
+class Attention(ctypes.Structure):
+    """The inputs and the output of attention as sparse.c takes them."""
+
+    _fields_ = (
+        *((name, Heads) for name in ("q", "k", "v")),
+        ("mask", ctypes.c_void_p),
+        *((f"mask_{name}", ctypes.c_int64) for name in ("kind", "row", "head", "query", "key")),
+        *((name, ctypes.c_int64) for name in ("rows", "heads", "queries", "keys", "features", "value_features")),
+        ("out", ctypes.c_void_p),
+        ("scale", ctypes.c_float),
+    )
 
 
 class SparseKernel:
@@ -81,6 +105,8 @@ class SparseKernel:
         self._linears.argtypes = [*tokens, pointer, *engine]
         added, norm = (pointer, number), (integer, pointer, number, pointer, number, ctypes.c_float)
         self._chain.argtypes = [*tokens, *added, *norm, pointer, *engine]
+        self._attention = library.platon_attention
+        self._attention.argtypes = [ctypes.POINTER(Attention), *engine]
 
     def content_problem(self, matrix: SparseMatrix) -> int:
         """As `sparse_matrix.content_problem`."""
@@ -143,6 +169,32 @@ class SparseKernel:
         )
         if failed:
             raise _error(failed, layers, threads)
+        return out
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, threads: int | None = None
+    ) -> Tensor:
+        """softmax(scale · q kᵀ + mask) v, as [rows, tokens, heads, features]; 0 for a query that sees no key.
+
+        Args:
+            q: float32 [rows, heads, tokens, features], as `k` and `v`, each with contiguous features.
+            k: the keys.
+            v: the values.
+            mask: [rows, heads, queries, keys]: bool, True for keys that are seen, or float32, added to the scores.
+            scale: of the scores.
+            threads: PyTorch's number by default.
+        """
+        rows, heads, queries, features = q.shape
+        keys, value_features = v.shape[2:]
+        threads = threads or torch.get_num_threads()
+        out = torch.empty(rows, queries, heads, value_features)
+        if not out.numel() or not keys:
+            return out.zero_()
+        seen = (0, 0, 0, 0, 0, 0) if mask is None else (mask.data_ptr(), _MASKS[mask.dtype], *mask.stride())
+        sizes = (rows, heads, queries, keys, features, value_features)
+        given = Attention(Heads.of(q), Heads.of(k), Heads.of(v), *seen, *sizes, out.data_ptr(), scale)
+        if self._attention(ctypes.byref(given), threads, self._parallel, self.level):
+            raise MemoryError(f"no memory for attention to {keys} tokens on {threads} threads; use fewer threads")
         return out
 
 

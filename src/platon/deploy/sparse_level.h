@@ -13,6 +13,7 @@ typedef int32_t NAME(ints) __attribute__((vector_size(4 * VECTOR), aligned(4), m
 #include "sparse_transpose.h"
 #include "sparse_rows.h"
 #include "sparse_norm.h"
+#include "sparse_attention.h"
 
 #undef VEC
 #undef INTS

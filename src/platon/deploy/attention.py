@@ -1,0 +1,98 @@
+"""Attention by the compiled kernel, for the models of transformers whose layers are sparse.
+
+Once the products are sparse, PyTorch's attention takes a third of the time, and two threads share it badly. Models of
+transformers look their attention up by name at every call. So the function that they find under "sdpa" is replaced by
+one that computes the same, for the modules of sparsified models; all others get the original one.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from platon.deploy.inference_layer import is_eager
+from platon.deploy.sparse_operator import kernel
+
+_NAME = "sdpa"
+_MARK = "attends_by_kernel"  # an attribute of the modules that do
+_FEWEST_QUERIES = 6  # the kernel reorders the keys first, which does not pay off for fewer
+_KNOWN = {"scaling", "is_causal", "use_cache", "position_ids"}  # the last two say nothing about attention itself
+_MOST_KEYS = 1024  # those of one head then fit in the second-level cache
+
+
+def use_kernel(model: nn.Module) -> None:
+    """Let the attention of a sparsified model, if it is one of transformers, be computed by the kernel."""
+    if "transformers" in sys.modules:
+        _register()
+        for module in model.modules():
+            if module._modules:
+                module.__dict__[_MARK] = True
+
+
+@functools.cache
+def _register() -> None:
+    from transformers import AttentionInterface
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    original = ALL_ATTENTION_FUNCTIONS[_NAME]
+
+    @functools.wraps(original)
+    def attention(module: nn.Module, *inputs: Any, **settings: Any) -> tuple[Tensor, None]:
+        found = _attend(module, *inputs, **settings) if _MARK in module.__dict__ and len(inputs) == 4 else None
+        if found is not None:
+            return found, None
+        result: tuple[Tensor, None] = original(module, *inputs, **settings)
+        return result
+
+    AttentionInterface.register(_NAME, attention)
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float = 0.0,
+    **settings: Any,
+) -> Tensor | None:
+    """What the kernel computes; `None`: more is asked for than softmax(scale · q kᵀ + mask) v, or it cannot be read."""
+    if not is_eager(query) or not all(map(_is_readable, (query, key, value))):
+        return None
+    asked = {name for name, own in settings.items() if own is not None and own is not False}
+    if dropout or not asked <= _KNOWN or getattr(module, "num_key_value_groups", 1) != 1:
+        return None
+    if query.shape[2] < _FEWEST_QUERIES or key.shape[2] > _MOST_KEYS:
+        return None
+    if mask is None:  # transformers' rule: without a mask, a decoder's attention is causal
+        is_causal = settings.get("is_causal")
+        if getattr(module, "is_causal", True) if is_causal is None else is_causal:
+            return None
+    else:
+        mask = _expanded(mask, query, key)
+        if mask is None:
+            return None
+    scale = settings.get("scaling")
+    return kernel().attend(query, key, value, mask, query.shape[-1] ** -0.5 if scale is None else scale)
+
+
+def _expanded(mask: Tensor, query: Tensor, key: Tensor) -> Tensor | None:
+    """The mask for each row, head, query and key; `None`: it is of another kind."""
+    if mask.dtype not in (torch.bool, torch.float32) or mask.device.type != "cpu" or mask.dim() != 4:
+        return None
+    shape = (*query.shape[:3], key.shape[2])
+    fits = all(own in (1, wanted) for own, wanted in zip(mask.shape, shape, strict=True))
+    return mask.detach().expand(shape) if fits and type(mask) is Tensor else None
+
+
+def _is_readable(tensor: Tensor) -> bool:
+    """Whether the kernel can read it, and no gradient is asked for."""
+    if type(tensor) is not Tensor or tensor.dtype != torch.float32 or tensor.device.type != "cpu":
+        return False
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return False
+    return tensor.dim() == 4 and (tensor.stride(3) == 1 or tensor.shape[3] == 1)
