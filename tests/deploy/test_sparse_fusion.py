@@ -14,8 +14,9 @@ import platon
 from platon.deploy import sparse_kernel
 from platon.deploy.layer import SparseLinear
 from platon.deploy.sparse_fusion import fuse
-from platon.deploy.sparse_kernel import LEVELS, Layer, SparseKernel
+from platon.deploy.sparse_kernel import LEVELS, SparseKernel
 from platon.deploy.sparse_matrix import from_dense
+from platon.deploy.sparse_structure import Layer
 from platon.deploy.sparse_sum import SparseSum
 
 found = sparse_kernel.find()

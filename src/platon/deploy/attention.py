@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from platon.deploy.inference_layer import is_eager
 from platon.deploy.sparse_operator import kernel
+from platon.deploy.sparse_structure import MASKS
 
 _NAME = "sdpa"
 _MARK = "attends_by_kernel"  # an attribute of the modules that do
@@ -73,20 +74,19 @@ def _attend(
         if getattr(module, "is_causal", True) if is_causal is None else is_causal:
             return None
     else:
-        mask = _expanded(mask, query, key)
+        mask = _expanded(mask, (*query.shape[:3], key.shape[2]))
         if mask is None:
             return None
     scale = settings.get("scaling")
     return kernel().attend(query, key, value, mask, query.shape[-1] ** -0.5 if scale is None else scale)
 
 
-def _expanded(mask: Tensor, query: Tensor, key: Tensor) -> Tensor | None:
+def _expanded(mask: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     """The mask for each row, head, query and key; `None`: it is of another kind."""
-    if mask.dtype not in (torch.bool, torch.float32) or mask.device.type != "cpu" or mask.dim() != 4:
+    if type(mask) is not Tensor or mask.dtype not in MASKS or mask.device.type != "cpu" or mask.dim() != 4:
         return None
-    shape = (*query.shape[:3], key.shape[2])
     fits = all(own in (1, wanted) for own, wanted in zip(mask.shape, shape, strict=True))
-    return mask.detach().expand(shape) if fits and type(mask) is Tensor else None
+    return mask.detach().expand(shape) if fits else None
 
 
 def _is_readable(tensor: Tensor) -> bool:

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from platon.deploy import sparse_kernel, sparse_matrix
 from platon.deploy.inference_layer import InferenceLayer, change_count, copied, is_eager
 from platon.deploy.packed import Description, Shapes, size
-from platon.deploy.sparse_kernel import ACTIVATIONS, Layer
 from platon.deploy.sparse_matrix import PROBLEMS, SparseMatrix
 from platon.deploy.sparse_operator import ACTIVATE, csr_linear, csr_matrix, kernel, quiet, sparse_linear
+from platon.deploy.sparse_structure import ACTIVATIONS, Layer
 
 _NOT_FETCHED = (torch.empty(0), None, torch.empty(0))
 

@@ -25,60 +25,15 @@ import torch
 from torch import Tensor
 
 from platon.deploy.sparse_matrix import SparseMatrix
+from platon.deploy.sparse_structure import MASKS, Attention, Heads, Layer
 
 _HERE = Path(__file__).parent
 _SOURCES = (_HERE / "sparse.c", *sorted(_HERE.glob("sparse*.h")))
 _FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-fPIC", "-shared")
 _BUILD_SECONDS = 120
 
-ACTIVATIONS = {"none": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}  # as in sparse.c
 LEVELS = ("baseline", "avx2", "avx512")
-_MASKS = {torch.bool: 1, torch.float32: 2}  # as in sparse.c
 _NO_MEMORY, _BAD_ARRAYS = 1, 2  # what the entry points of sparse.c return, besides 0
-
-
-class Layer(ctypes.Structure):
-    """A sparse matrix, its bias and its activation as sparse.c takes them: pointers, each with its size in bytes."""
-
-    _fields_ = (
-        *(
-            (f"{name}{part}", kind)
-            for name in ("values", "columns", "counts", "starts", "bias")
-            for part, kind in (("", ctypes.c_void_p), ("_bytes", ctypes.c_int64))
-        ),
-        *((name, ctypes.c_int64) for name in ("rows", "columns_in", "width", "activation")),
-    )
-
-    @classmethod
-    def of(cls, matrix: SparseMatrix, bias: Tensor | None, activation: str) -> Layer:
-        """Valid as long as the tensors live and stay where they are."""
-        arrays = (matrix.values, matrix.columns, matrix.counts, matrix.starts)
-        pointers = [number for array in arrays for number in (array.data_ptr(), array.nbytes)]
-        pointers += (0, -1) if bias is None else (bias.data_ptr(), bias.nbytes)
-        return cls(*pointers, matrix.rows, matrix.columns_in, matrix.width, ACTIVATIONS[activation])
-
-
-class Heads(ctypes.Structure):
-    """Queries, keys or values as sparse.c takes them: where the first is, and how far it is to the next ones."""
-
-    _fields_ = (("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("row", "head", "token")))
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> Heads:
-        return cls(tensor.data_ptr(), *tensor.stride()[:3])
-
-
-class Attention(ctypes.Structure):
-    """The inputs and the output of attention as sparse.c takes them."""
-
-    _fields_ = (
-        *((name, Heads) for name in ("q", "k", "v")),
-        ("mask", ctypes.c_void_p),
-        *((f"mask_{name}", ctypes.c_int64) for name in ("kind", "row", "head", "query", "key")),
-        *((name, ctypes.c_int64) for name in ("rows", "heads", "queries", "keys", "features", "value_features")),
-        ("out", ctypes.c_void_p),
-        ("scale", ctypes.c_float),
-    )
 
 
 class SparseKernel:
@@ -190,7 +145,7 @@ class SparseKernel:
         out = torch.empty(rows, queries, heads, value_features)
         if not out.numel() or not keys:
             return out.zero_()
-        seen = (0, 0, 0, 0, 0, 0) if mask is None else (mask.data_ptr(), _MASKS[mask.dtype], *mask.stride())
+        seen = (0, 0, 0, 0, 0, 0) if mask is None else (mask.data_ptr(), MASKS[mask.dtype], *mask.stride())
         sizes = (rows, heads, queries, keys, features, value_features)
         given = Attention(Heads.of(q), Heads.of(k), Heads.of(v), *seen, *sizes, out.data_ptr(), scale)
         if self._attention(ctypes.byref(given), threads, self._parallel, self.level):
