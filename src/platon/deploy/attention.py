@@ -20,9 +20,9 @@ from platon.deploy.sparse_structure import MASKS
 
 _NAME = "sdpa"
 _MARK = "attends_by_kernel"  # an attribute of the modules that do
-_FEWEST_QUERIES = 6  # the kernel reorders the keys first, which does not pay off for fewer
+FEWEST_QUERIES = 6  # the kernel reorders the keys first, which does not pay off for fewer
 _KNOWN = {"scaling", "is_causal", "use_cache", "position_ids"}  # the last two say nothing about attention itself
-_MOST_KEYS = 1024  # those of one head then fit in the second-level cache
+MOST_KEYS = 1024  # those of one head then fit in the second-level cache
 
 
 def use_kernel(model: nn.Module) -> None:
@@ -67,21 +67,21 @@ def _attend(
     asked = {name for name, own in settings.items() if own is not None and own is not False}
     if dropout or not asked <= _KNOWN or getattr(module, "num_key_value_groups", 1) != 1:
         return None
-    if query.shape[2] < _FEWEST_QUERIES or key.shape[2] > _MOST_KEYS:
+    if query.shape[2] < FEWEST_QUERIES or key.shape[2] > MOST_KEYS:
         return None
     if mask is None:  # transformers' rule: without a mask, a decoder's attention is causal
         is_causal = settings.get("is_causal")
         if getattr(module, "is_causal", True) if is_causal is None else is_causal:
             return None
     else:
-        mask = _expanded(mask, (*query.shape[:3], key.shape[2]))
+        mask = expanded(mask, (*query.shape[:3], key.shape[2]))
         if mask is None:
             return None
     scale = settings.get("scaling")
     return kernel().attend(query, key, value, mask, query.shape[-1] ** -0.5 if scale is None else scale)
 
 
-def _expanded(mask: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+def expanded(mask: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     """The mask for each row, head, query and key; `None`: it is of another kind."""
     if type(mask) is not Tensor or mask.dtype not in MASKS or mask.device.type != "cpu" or mask.dim() != 4:
         return None

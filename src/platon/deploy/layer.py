@@ -131,7 +131,7 @@ class SparseLinear(InferenceLayer):
         """norm(product(x) + added), with the products of the layers before this one first."""
         layers = (*self.before, self)
         layers[0].check(x)
-        if is_eager(x) and (norm is None or _is_readable(norm)):
+        if is_eager(x) and (norm is None or is_readable(norm)):
             numbers = None if norm is None else (norm._parameters["weight"], norm._parameters["bias"], norm.eps)
             return kernel().chain(x, [layer.packed() for layer in layers], added, numbers)
         for layer in layers:
@@ -225,7 +225,7 @@ class CsrLinear(InferenceLayer):
         return csr_linear(x, self.starts, self.columns, self.values, self.bias, self.out_features, self.activation)
 
 
-def _is_readable(norm: nn.LayerNorm) -> bool:
+def is_readable(norm: nn.LayerNorm) -> bool:
     """Whether the kernel can read the numbers of a norm; otherwise PyTorch computes it, or says why it cannot."""
     held = [tensor for tensor in norm._parameters.values() if tensor is not None]
     if torch.is_grad_enabled() and any(one.requires_grad for one in held):

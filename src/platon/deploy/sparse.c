@@ -234,22 +234,24 @@ static int accept_all(const struct layer *const *layers, int count, struct matri
 }
 
 /* Memory that a thread keeps between calls, because new memory costs page faults; freed when the thread ends. */
+enum { TILES, TENSORS, SLOTS }; /* what a slot is for: the tiles of one product, and what several products pass on */
 struct kept {
-    size_t floats;
-    float *data;
+    size_t floats[SLOTS];
+    float *data[SLOTS];
 };
 static pthread_key_t kept_key;
 static pthread_once_t kept_once = PTHREAD_ONCE_INIT;
 
 static void free_kept(void *memory) {
-    free(((struct kept *)memory)->data);
+    for (int slot = 0; slot < SLOTS; slot++)
+        free(((struct kept *)memory)->data[slot]);
     free(memory);
 }
 
 static void make_key(void) { pthread_key_create(&kept_key, free_kept); }
 
 /* At least this many floats, aligned to cache lines; NULL: there is no memory. */
-static float *scratch(size_t floats) {
+static float *scratch(int slot, size_t floats) {
     pthread_once(&kept_once, make_key);
     struct kept *kept = pthread_getspecific(kept_key);
     if (!kept) {
@@ -259,12 +261,12 @@ static float *scratch(size_t floats) {
             return NULL;
         }
     }
-    if (kept->floats < floats) {
-        free(kept->data);
-        kept->data = aligned_alloc(64, (floats + 15) / 16 * 16 * sizeof(float));
-        kept->floats = kept->data ? floats : 0;
+    if (kept->floats[slot] < floats) {
+        free(kept->data[slot]);
+        kept->data[slot] = aligned_alloc(64, (floats + 15) / 16 * 16 * sizeof(float));
+        kept->floats[slot] = kept->data[slot] ? floats : 0;
     }
-    return kept->data;
+    return kept->data[slot];
 }
 
 typedef void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
@@ -281,3 +283,4 @@ static int useful_threads(int threads, parallel gomp_parallel, int64_t products)
 #include "sparse_side.h"
 #include "sparse_chain.h"
 #include "sparse_heads.h"
+#include "sparse_encoder.h"

@@ -126,7 +126,7 @@ int platon_sparse_chain(const float *x, int64_t tokens, int64_t x_stride, const 
     c.threads = useful_threads(threads, gomp_parallel, products);
     /* With few tiles for many threads some would have nothing to do: then all of them share each tile. */
     int shared = c.tiles < 2 * c.threads && c.tiles % c.threads;
-    c.scratch = scratch((size_t)(shared ? 1 : c.threads) * c.floats);
+    c.scratch = scratch(TILES, (size_t)(shared ? 1 : c.threads) * c.floats);
     if (!c.scratch)
         return NO_MEMORY;
     if (shared)

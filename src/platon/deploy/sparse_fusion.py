@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from platon.deploy.attention import use_kernel
+from platon.deploy.encoder_layer import shorten_layers
 from platon.deploy.layer import SparseLinear
 from platon.deploy.outline import outline
 from platon.deploy.sparse_sum import SparseSum
@@ -40,7 +41,8 @@ def fuse(model: nn.Module) -> None:
         _add_sums(model)
         _chain_layers(model)
         _introduce_siblings(model)
-    use_kernel(model)
+        use_kernel(model)
+        shorten_layers(model)
 
 
 # --- sums and norms ---------------------------------------------------------------------------------------------------

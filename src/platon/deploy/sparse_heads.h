@@ -50,7 +50,7 @@ int platon_attention(const struct attention *given, int threads, parallel gomp_p
     work.threads = useful_threads(threads, gomp_parallel, products);
     /* The heads of a row share cache lines and each loads the next one's features, unless the rows are too few. */
     work.together = a.rows < 2 * work.threads ? 1 : a.heads;
-    work.scratch = scratch((size_t)work.threads * work.floats);
+    work.scratch = scratch(TILES, (size_t)work.threads * work.floats);
     if (!work.scratch)
         return NO_MEMORY;
     if (work.threads > 1)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from platon.deploy.sparse_matrix import SparseMatrix
-from platon.deploy.sparse_structure import MASKS, Attention, Heads, Layer
+from platon.deploy.sparse_structure import Attention, Encoder, Heads, Layer, sized
 
 _HERE = Path(__file__).parent
 _SOURCES = (_HERE / "sparse.c", *sorted(_HERE.glob("sparse*.h")))
@@ -62,6 +62,8 @@ class SparseKernel:
         self._chain.argtypes = [*tokens, *added, *norm, pointer, *engine]
         self._attention = library.platon_attention
         self._attention.argtypes = [ctypes.POINTER(Attention), *engine]
+        self._encoder = library.platon_encoder
+        self._encoder.argtypes = [pointer, pointer, number, number, pointer, pointer, *engine]
 
     def content_problem(self, matrix: SparseMatrix) -> int:
         """As `sparse_matrix.content_problem`."""
@@ -118,7 +120,7 @@ class SparseKernel:
         failed = self._chain(
             *(x.data_ptr(), math.prod(shape), stride, _pointers(layers), len(layers)),
             *(0 if other is None else other.data_ptr(), added_stride),
-            *(norm is not None, *_sized(weight), *_sized(bias), epsilon),
+            *(norm is not None, *sized(weight), *sized(bias), epsilon),
             out.data_ptr(),
             *(threads, self._parallel, self.level),
         )
@@ -145,11 +147,25 @@ class SparseKernel:
         out = torch.empty(rows, queries, heads, value_features)
         if not out.numel() or not keys:
             return out.zero_()
-        seen = (0, 0, 0, 0, 0, 0) if mask is None else (mask.data_ptr(), MASKS[mask.dtype], *mask.stride())
-        sizes = (rows, heads, queries, keys, features, value_features)
-        given = Attention(Heads.of(q), Heads.of(k), Heads.of(v), *seen, *sizes, out.data_ptr(), scale)
+        given = Attention(Heads.of(q), Heads.of(k), Heads.of(v), out=out.data_ptr(), scale=scale)
+        given.rows, given.heads, given.queries, given.keys = rows, heads, queries, keys
+        given.features, given.value_features = features, value_features
+        given.set_mask(mask)
         if self._attention(ctypes.byref(given), threads, self._parallel, self.level):
             raise MemoryError(f"no memory for attention to {keys} tokens on {threads} threads; use fewer threads")
+        return out
+
+    def encode(self, x: Tensor, encoder: Encoder, mask: Tensor | None, threads: int | None = None) -> Tensor:
+        """A whole encoder layer for tokens `x` [rows, tokens, features]; the mask is as for `attend`."""
+        x, out, seen = x.contiguous(), torch.empty(x.shape), Attention()
+        seen.set_mask(mask)
+        threads = threads or torch.get_num_threads()
+        failed = self._encoder(
+            *(ctypes.addressof(encoder), x.data_ptr(), x.shape[0], x.shape[1], ctypes.addressof(seen), out.data_ptr()),
+            *(threads, self._parallel, self.level),
+        )
+        if failed:
+            raise _error(failed, [encoder.inward[0].contents, encoder.out.contents], threads)
         return out
 
 
@@ -163,10 +179,6 @@ def _as_tokens(x: Tensor) -> tuple[Tensor, Sequence[int], int]:
 
 def _pointers(layers: Sequence[Layer]) -> ctypes.Array[ctypes.c_void_p]:
     return (ctypes.c_void_p * len(layers))(*[ctypes.addressof(layer) for layer in layers])
-
-
-def _sized(array: Tensor | None) -> tuple[int, int]:
-    return (0, 0) if array is None else (array.data_ptr(), array.nbytes)
 
 
 def _error(failed: int, layers: Sequence[Layer], threads: int) -> Exception:

@@ -124,7 +124,7 @@ int platon_sparse_linears(const float *x, int64_t tokens, int64_t x_stride, cons
         p.tile_floats = floats > p.tile_floats ? floats : p.tile_floats;
     }
     p.scratch_floats = (p.tile_floats + ROW_BLOCK * p.lanes + 15) / 16 * 16;
-    p.scratch = scratch((size_t)p.threads * p.scratch_floats);
+    p.scratch = scratch(TILES, (size_t)p.threads * p.scratch_floats);
     if (!p.scratch)
         return NO_MEMORY;
     if (p.threads > 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from platon.deploy.sparse_matrix import SparseMatrix
 
@@ -55,3 +55,42 @@ class Attention(ctypes.Structure):
         ("out", ctypes.c_void_p),
         ("scale", ctypes.c_float),
     )
+
+    def set_mask(self, mask: Tensor | None) -> None:
+        """[rows, heads, queries, keys]: bool, or float32."""
+        if mask is not None:
+            self.mask, self.mask_kind = mask.data_ptr(), MASKS[mask.dtype]
+            self.mask_row, self.mask_head, self.mask_query, self.mask_key = mask.stride()
+
+
+class Affine(ctypes.Structure):
+    """The numbers of a layer norm as sparse.c takes them."""
+
+    _fields_ = (
+        ("weight", ctypes.c_void_p),
+        ("weight_bytes", ctypes.c_int64),
+        ("bias", ctypes.c_void_p),
+        ("bias_bytes", ctypes.c_int64),
+        ("epsilon", ctypes.c_float),
+    )
+
+    @classmethod
+    def of(cls, norm: nn.LayerNorm) -> Affine:
+        return cls(*sized(norm._parameters["weight"]), *sized(norm._parameters["bias"]), norm.eps)
+
+
+class Encoder(ctypes.Structure):
+    """An encoder layer as sparse.c takes it: its matrices and norms."""
+
+    _fields_ = (
+        ("inward", ctypes.POINTER(Layer) * 3),
+        ("out", ctypes.POINTER(Layer)),
+        ("forward", ctypes.POINTER(Layer) * 8),
+        *((name, ctypes.c_int64) for name in ("forward_count", "heads")),
+        *((name, Affine) for name in ("first", "last")),
+    )
+
+
+def sized(array: Tensor | None) -> tuple[int, int]:
+    """The address of an array and its size in bytes."""
+    return (0, 0) if array is None else (array.data_ptr(), array.nbytes)

@@ -26,19 +26,9 @@ class SparseSum(nn.Module):
         self._names = tuple(names)
         self.eval()
 
-    @property
-    def layer(self) -> SparseLinear:
-        return next(child for child in self._modules.values() if isinstance(child, SparseLinear))
-
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
         x, added = (*args, *(kwargs[name] for name in self._names[len(args) :]))
-        layer = norm = None
-        for child in self._modules.values():
-            if isinstance(child, SparseLinear):
-                layer = child
-            elif isinstance(child, nn.LayerNorm):
-                norm = child
-        assert layer is not None
+        layer, norm = parts_of(self)
         wanted = (*x.shape[:-1], layer.out_features)
         if added.dtype != torch.float32 or added.device != x.device or added.shape != wanted:
             raise ValueError(
@@ -48,3 +38,11 @@ class SparseSum(nn.Module):
         if added.requires_grad and torch.is_grad_enabled():
             layer.check(added.detach().requires_grad_())
         return layer.chain(x, added, norm)
+
+
+# A function, because the children of a sum keep the names that they have, and a property could have one of these.
+def parts_of(module: SparseSum) -> tuple[SparseLinear, nn.LayerNorm | None]:
+    """The sparse layer of a sum, and its norm."""
+    children = module._modules.values()
+    layer = next(child for child in children if isinstance(child, SparseLinear))
+    return layer, next((child for child in children if isinstance(child, nn.LayerNorm)), None)

@@ -1,0 +1,167 @@
+"""Whole encoder layers in one call of the kernel: queries, keys and values, attention, and two sums with a norm.
+
+For one short text the modules of a layer, and what lies between them, take longer than its arithmetic. Which modules
+do what is a guess from what a layer holds, which a trial on random tokens has to confirm.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import itertools
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from platon.deploy.attention import FEWEST_QUERIES, MOST_KEYS, expanded
+from platon.deploy.inference_layer import is_eager
+from platon.deploy.layer import SparseLinear, is_readable
+from platon.deploy.outline import outline
+from platon.deploy.sparse_operator import kernel
+from platon.deploy.sparse_structure import Affine, Encoder, Layer
+from platon.deploy.sparse_sum import SparseSum, parts_of
+
+_MASK = "attention_mask"  # the argument of the layers of transformers
+_ROWS, _TOKENS = 3, 8  # of a trial
+
+
+class EncoderLayer:
+    """The `forward` of a layer that computes h = norm(out(attention(x)) + x), and then norm(feed_forward(h) + h).
+
+    A call that asks for more, or whose modules have hooks, is left to the module's own `forward`.
+
+    Args:
+        module: the layer.
+        inward: the matrices that make queries, keys and values, in this order.
+        onward: the matrix after attention, and those of the feed-forward part.
+        norms: the two of them.
+        heads: of the attention.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        inward: Sequence[SparseLinear],
+        onward: Sequence[SparseLinear],
+        norms: Sequence[nn.LayerNorm],
+        heads: int,
+    ) -> None:
+        self.module, self.layers, self.norms, self.heads = module, (*inward, *onward), norms, heads
+        self._inside = [(one, list(one._modules.values())) for one in module.modules()]
+        self._names = list(inspect.signature(type(module).forward).parameters)[2:]  # after `self` and the tokens
+        self._packed: tuple[list[Layer], Encoder] | None = None  # the matrices as the kernel takes them, and all of it
+
+    def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        asked = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        mask = asked.pop(_MASK, None)
+        if all(value is None or value is False for value in asked.values()) and self._is_plain(hidden_states):
+            rows, tokens, _ = hidden_states.shape
+            seen = None if mask is None else expanded(mask, (rows, self.heads, tokens, tokens))
+            if (seen is None) == (mask is None):
+                return self.compute(hidden_states, seen)
+        return type(self.module).forward(self.module, hidden_states, *args, **kwargs)
+
+    def _is_plain(self, x: Tensor) -> bool:
+        """Whether a call can be computed at once: it is not traced, nothing was replaced, no hook waits inside."""
+        if not is_eager(x) or x.dim() != 3 or not FEWEST_QUERIES <= x.shape[1] <= MOST_KEYS:
+            return False
+        for one, children in self._inside:
+            hooked = one is not self.module and (one._forward_hooks or one._forward_pre_hooks)
+            if hooked or list(one._modules.values()) != children:
+                return False
+        return all(map(is_readable, self.norms))
+
+    def compute(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """The layer's output for tokens [rows, tokens, features] and a mask [rows, heads, tokens, tokens]."""
+        self.layers[0].check(x)
+        return kernel().encode(x, self._encoder(), mask)
+
+    def _encoder(self) -> Encoder:
+        """What the kernel takes; the buffers are checked if they have changed."""
+        layers = [layer.packed() for layer in self.layers]
+        if self._packed is None or any(map(operator.is_not, layers, self._packed[0])):
+            pointers = list(map(ctypes.pointer, layers))
+            made = Encoder((*pointers[:3],), pointers[3], (*pointers[4:],), len(pointers) - 4, self.heads)
+            self._packed = layers, made
+        encoder = self._packed[1]
+        encoder.first, encoder.last = map(Affine.of, self.norms)
+        return encoder
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_packed": None}  # a copy has tensors of its own
+
+
+def shorten_layers(model: nn.Module) -> None:
+    """Let the layers of an encoder be computed at once where a trial shows that this is the same."""
+    verdicts: dict[Any, tuple[tuple[int, ...], int] | None] = {}
+    for module in list(model.modules()):
+        parts = _find_parts(module)
+        if parts is None:
+            continue
+        key = outline(module)
+        if key not in verdicts:
+            guesses = _guesses(module, parts.inward)
+            verdicts[key] = next((one for one in guesses if _agrees(module, parts.as_layer(*one))), None)
+        verdict = verdicts[key]
+        if verdict is not None:
+            module.__dict__["forward"] = parts.as_layer(*verdict)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What an encoder layer may be made of: see `EncoderLayer`. The order of `inward` is not known."""
+
+    module: nn.Module
+    inward: Sequence[SparseLinear]
+    onward: Sequence[SparseLinear]
+    norms: Sequence[nn.LayerNorm]
+
+    def as_layer(self, order: Sequence[int], heads: int) -> EncoderLayer:
+        return EncoderLayer(self.module, [self.inward[i] for i in order], self.onward, self.norms, heads)
+
+
+def _find_parts(module: nn.Module) -> _Parts | None:
+    """Three layers that read the same tokens, those after them, and two norms, if a module holds no other tensors."""
+    inside = list(module.modules())
+    layers = [one for one in inside if isinstance(one, SparseLinear)]
+    leaders = [one for one in layers if one.siblings]
+    sums = [parts_of(one) for one in inside if isinstance(one, SparseSum)]
+    norms = [norm for _, norm in sums if norm is not None]
+    if len(sums) != 2 or len(norms) != 2 or len(leaders) != 1 or len(leaders[0].siblings) != 2:
+        return None
+    (first, _), (last, _) = sums
+    inward, onward = [leaders[0], *leaders[0].siblings], [first, *last.before, last]
+    held = {id(one) for part in (*inward, *onward, *norms) for one in (*part.parameters(), *part.buffers())}
+    own = {id(one) for one in (*module.parameters(), *module.buffers())}
+    fits = {*inward, *onward} == set(layers) and own == held and not first.before
+    return _Parts(module, inward, onward, norms) if fits else None
+
+
+def _guesses(module: nn.Module, inward: Sequence[SparseLinear]) -> Iterator[tuple[tuple[int, ...], int]]:
+    """The order in which the layers make queries, keys and values, and the number of heads, which some module holds."""
+    held = [(name, value) for one in module.modules() for name, value in vars(one).items() if type(value) is int]
+    held.sort(key=lambda pair: "heads" not in pair[0])
+    for order in itertools.permutations(range(3)):
+        for heads in dict.fromkeys(value for _, value in held if value > 0):
+            if all(layer.out_features % heads == 0 for layer in inward):
+                yield order, heads
+
+
+def _agrees(module: nn.Module, layer: EncoderLayer) -> bool:
+    """Whether the module computes the same for random tokens, without a mask and with one."""
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(_ROWS, _TOKENS, layer.layers[0].in_features, generator=random)
+    some = torch.rand(_ROWS, 1, _TOKENS, _TOKENS, generator=random) < 0.5
+    try:
+        for mask in (None, some):
+            want = type(module).forward(module, x.clone(), **({} if mask is None else {_MASK: mask}))
+            got = layer.compute(x, None if mask is None else mask.expand(_ROWS, layer.heads, _TOKENS, _TOKENS))
+            if not isinstance(want, Tensor) or not torch.allclose(got, want, rtol=1e-4, atol=1e-5):
+                return False
+    except Exception:  # it takes other arguments, or its layers have other shapes
+        return False
+    return True

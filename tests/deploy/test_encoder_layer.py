@@ -1,0 +1,366 @@
+"""Whole encoder layers in one call of the kernel: the call itself, and the layers of models that are computed by it."""
+
+import copy
+import ctypes
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    ElectraConfig,
+    ElectraModel,
+    RobertaConfig,
+    RobertaModel,
+    ViTConfig,
+    ViTModel,
+    XLMRobertaConfig,
+    XLMRobertaModel,
+)
+
+import platon
+from platon.deploy import sparse_kernel
+from platon.deploy.encoder_layer import EncoderLayer
+from platon.deploy.layer import SparseLinear
+from platon.deploy.sparse_fusion import fuse
+from platon.deploy.sparse_kernel import LEVELS, SparseKernel
+from platon.deploy.sparse_structure import Affine, Encoder
+
+found = sparse_kernel.find()
+pytestmark = pytest.mark.skipif(isinstance(found, str), reason=f"no kernel: {found}")
+HERE = [level for level in range(len(LEVELS)) if isinstance(found, SparseKernel) and level <= found.level]
+levels = pytest.mark.parametrize("level", HERE, ids=lambda level: LEVELS[level])
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 99,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 80,
+}
+IDS = torch.randint(3, 99, (3, 21), generator=torch.Generator().manual_seed(0))
+
+
+def prune(model: nn.Module) -> nn.Module:
+    random = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim == 2 and "embed" not in name:
+                weight[torch.rand(weight.shape, generator=random) >= 0.3] = 0
+    return model.eval()
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """The layers that are computed at once."""
+    return [module for module in model.modules() if isinstance(vars(module).get("forward"), EncoderLayer)]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of each call."""
+    seen: list[int] = []
+    original = SparseKernel.encode
+
+    def watched(self: SparseKernel, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        seen.append(x.shape[0])
+        return original(self, x, *args, **kwargs)
+
+    monkeypatch.setattr(SparseKernel, "encode", watched)
+    return seen
+
+
+def padding() -> Tensor:
+    mask = torch.ones(3, 21, dtype=torch.int64)
+    mask[1, 9:] = 0
+    return mask
+
+
+# --- the kernel -------------------------------------------------------------------------------------------------------
+
+
+@levels
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@torch.no_grad()
+def test_the_same_bits_as_its_parts(level: int, threads: int) -> None:
+    random = torch.Generator().manual_seed(0)
+    shapes = [(40, 24), (40, 24), (32, 24), (24, 32), (70, 24), (24, 70)]
+    matrices = [torch.randn(*shape, generator=random) * (torch.rand(shape, generator=random) < 0.3) for shape in shapes]
+    layers = [SparseLinear(weight, torch.randn(len(weight), generator=random)) for weight in matrices]
+    norms = [nn.LayerNorm(24), nn.LayerNorm(24)]
+    for norm in norms:
+        nn.init.normal_(norm.weight, generator=random)
+    packed = [layer.packed() for layer in layers]
+    pointers = list(map(ctypes.pointer, packed))
+    encoder = Encoder((*pointers[:3],), pointers[3], (*pointers[4:],), 2, 4, *map(Affine.of, norms))
+    x = torch.randn(5, 33, 24, generator=random)
+    kernel = copy.copy(found)
+    assert isinstance(kernel, SparseKernel)
+    kernel.level = level
+    for mask in (None, (torch.rand(5, 1, 33, 33, generator=random) < 0.5).expand(5, 4, 33, 33)):
+        q, k, v = kernel.linears(x, packed[:3], threads)
+        split = (one.view(5, 33, 4, -1).transpose(1, 2) for one in (q, k, v))
+        attended = kernel.attend(*split, mask, 10**-0.5, threads).view(5, 33, 32)
+        numbers = [(norm.weight, norm.bias, norm.eps) for norm in norms]
+        middle = kernel.chain(attended, packed[3:4], x, numbers[0], threads)
+        want = kernel.chain(middle, packed[4:], middle, numbers[1], threads)
+        assert torch.equal(kernel.encode(x, encoder, mask, threads), want)
+
+
+def test_layers_that_do_not_fit_each_other_are_refused() -> None:
+    shapes = [(40, 24), (40, 24), (32, 24), (24, 32), (24, 24)]
+    norm = nn.LayerNorm(24)
+    assert isinstance(found, SparseKernel)
+    wrong = [(0, (39, 24)), (1, (32, 24)), (2, (33, 24)), (3, (24, 40)), (3, (32, 32)), (4, (23, 24)), (2, (32, 23))]
+    for place, shape in [(0, (40, 24)), *wrong]:
+        chosen = [*shapes[:place], shape, *shapes[place + 1 :]]
+        layers = [SparseLinear(torch.ones(one)) for one in chosen]
+        pointers = [ctypes.pointer(layer.packed()) for layer in layers]
+        encoder = Encoder((*pointers[:3],), pointers[3], (pointers[4],), 1, 4, Affine.of(norm), Affine.of(norm))
+        x = torch.ones(1, 6, 24)
+        if shape == shapes[place]:
+            found.encode(x, encoder, None)
+        else:
+            with pytest.raises(ValueError, match="do not fit"):
+                found.encode(x, encoder, None)
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+ENCODERS: list[Callable[[], nn.Module]] = [
+    lambda: BertModel(BertConfig(**SMALL)),
+    lambda: RobertaModel(RobertaConfig(**SMALL)),
+    lambda: XLMRobertaModel(XLMRobertaConfig(**SMALL)),
+    lambda: ElectraModel(ElectraConfig(embedding_size=48, **SMALL)),
+]
+
+
+@pytest.mark.parametrize("build", ENCODERS)
+@torch.no_grad()
+def test_an_encoders_layers_are_computed_at_once(build: Callable[[], nn.Module], calls: list[int]) -> None:
+    model = prune(build())
+    fast = platon.sparsify(model, dense_above=1)
+    assert len(layers_of(fast)) == 2
+    for mask in (None, padding()):
+        calls.clear()
+        got = fast(IDS, attention_mask=mask).last_hidden_state
+        assert calls == [3, 3]
+        want = model(IDS, attention_mask=mask).last_hidden_state
+        there = torch.ones(3, 21, dtype=torch.bool) if mask is None else mask.bool()
+        torch.testing.assert_close(got[there], want[there], rtol=1e-4, atol=1e-5)
+    with torch.inference_mode():
+        torch.testing.assert_close(fast(IDS).last_hidden_state, model(IDS).last_hidden_state, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_other_architectures_are_left_as_they_are() -> None:
+    causal = BertConfig(is_decoder=True, **SMALL)
+    crossed = BertConfig(is_decoder=True, add_cross_attention=True, **SMALL)
+    small = {key: value for key, value in SMALL.items() if key != "vocab_size"}
+    for model in (BertModel(causal), BertModel(crossed), ViTModel(ViTConfig(image_size=16, patch_size=4, **small))):
+        fast = platon.sparsify(prune(model), dense_above=1)
+        assert not layers_of(fast)
+
+
+@torch.no_grad()
+def test_calls_that_ask_for_more_take_the_modules_own_way(calls: list[int]) -> None:
+    model = prune(BertModel(BertConfig(**SMALL)))
+    fast = platon.sparsify(model, dense_above=1)
+    for ids, expected in ((IDS, 2), (IDS[:, :5], 0), (torch.ones(1, 6, dtype=torch.int64), 2)):
+        calls.clear()
+        torch.testing.assert_close(fast(ids).last_hidden_state, model(ids).last_hidden_state, rtol=1e-4, atol=1e-5)
+        assert len(calls) == expected
+    seen: list[Tensor] = []
+    handle = fast.encoder.layer[0].attention.register_forward_hook(lambda *call: seen.append(call[2][0]))
+    calls.clear()
+    hooked = fast(IDS).last_hidden_state
+    handle.remove()
+    assert len(seen) == len(calls) == 1
+    torch.testing.assert_close(hooked, fast(IDS).last_hidden_state, rtol=1e-4, atol=1e-5)
+    layer, x = fast.encoder.layer[0], torch.randn(2, 8, 48)
+    plain = torch.zeros(2, 1, 8, 8)
+    calls.clear()
+    for asked in ({"attention_mask": plain[0]}, {"something": 1}):
+        layer(x, **asked)
+    assert not calls
+    assert torch.equal(layer(x, plain, None, past_key_values=None), layer(x, attention_mask=plain))
+    assert len(calls) == 2
+    # Last, because transformers then leaves hooks on the modules, so that no layer is computed at once any more.
+    every = fast(IDS, output_hidden_states=True).hidden_states
+    for got, want in zip(every, model(IDS, output_hidden_states=True).hidden_states, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_changed_tensors_are_seen_and_training_is_refused() -> None:
+    fast = platon.sparsify(prune(BertModel(BertConfig(**SMALL))), dense_above=1)
+    layer, x = fast.encoder.layer[0], torch.randn(2, 8, 48)
+    before = layer(x)
+    own = vars(layer)["forward"]
+
+    def differs() -> bool:
+        got, want = layer(x), type(layer).forward(layer, x)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+        return not torch.equal(got, before)
+
+    assert not differs()
+    own.norms[1].weight.mul_(2)
+    assert differs()
+    own.norms[1].weight.div_(2)
+    assert not differs()
+    own.norms[0].bias = nn.Parameter(torch.ones(48), requires_grad=False)
+    assert differs()
+    own.norms[0].bias = nn.Parameter(torch.zeros(48), requires_grad=False)
+    own.layers[0].values = own.layers[0].values * 3
+    assert differs()
+    own.layers[0].columns = own.layers[0].columns[:-1]
+    with pytest.raises(ValueError, match="cannot compute with its buffers"):
+        layer(x)
+    with pytest.raises(ValueError, match="asked to train"):
+        fast.train()(IDS)
+
+
+@torch.no_grad()
+def test_a_module_that_is_replaced_is_seen() -> None:
+    fast = platon.sparsify(prune(BertModel(BertConfig(**SMALL))), dense_above=1)
+    layer, x = fast.encoder.layer[0], torch.randn(2, 8, 48)
+    before = layer(x)
+    norm = nn.LayerNorm(48).requires_grad_(False)
+    nn.init.normal_(norm.weight)
+    for place, name, other in (
+        (layer.attention.output, "LayerNorm", norm),
+        (layer, "output", fast.encoder.layer[1].output),
+    ):
+        setattr(place, name, other)
+        assert not torch.allclose(layer(x), before, atol=1e-3)
+        assert torch.equal(layer(x), type(layer).forward(layer, x))
+        before = layer(x)
+
+
+@torch.no_grad()
+def test_copies_and_folders_compute_layers_at_once(calls: list[int], tmp_path: Path) -> None:
+    model = prune(BertForSequenceClassification(BertConfig(**SMALL)))
+    fast = platon.sparsify(model, dense_above=1)
+    want = fast(IDS).logits
+    platon.save(fast, tmp_path / "fast")
+    kept = io.BytesIO()
+    torch.save(fast, kept)
+    kept.seek(0)
+    for other in (copy.deepcopy(fast), platon.load(tmp_path / "fast"), torch.load(kept, weights_only=False)):
+        calls.clear()
+        assert torch.equal(other(IDS).logits, want)
+        assert calls == [3, 3]
+        assert all(vars(one)["forward"].module is one for one in layers_of(other))
+
+
+@torch.no_grad()
+def test_traced_models_have_the_modules_own_way(calls: list[int]) -> None:
+    fast = platon.sparsify(prune(BertModel(BertConfig(**SMALL))), dense_above=1)
+    want = fast(IDS).last_hidden_state
+    program = torch.export.export(fast, (IDS,), strict=False)
+    calls.clear()
+    torch.testing.assert_close(program.module()(IDS).last_hidden_state, want, rtol=1e-4, atol=1e-5)
+    assert not calls
+
+
+# --- layers that only look like it ------------------------------------------------------------------------------------
+
+
+class Sum(nn.Module):
+    """norm(layer(x) + added), with children of the same names as what takes their place speaks of."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(inputs, outputs), nn.LayerNorm(outputs)
+
+    def forward(self, x: Tensor, added: Tensor) -> Tensor:
+        return self.norm(self.layer(x) + added)
+
+
+class Up(nn.Module):
+    """gelu(layer(x))."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.act = nn.Linear(24, 40), nn.GELU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.layer(x))
+
+
+class Layer(nn.Module):
+    """An encoder layer with one thing changed."""
+
+    def __init__(self, change: str = "") -> None:
+        super().__init__()
+        self.change, self.heads = change, 4
+        self.names = ("value", "query", "key") if change == "order" else ("query", "key", "value")
+        for name in self.names:
+            self.add_module(name, nn.Linear(24, 24))
+        self.first, self.up, self.last = Sum(24, 24), Up(), Sum(40, 24)
+        if change == "parameter":
+            self.shift = nn.Parameter(torch.ones(24))
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> Any:
+        x, change = hidden_states, self.change
+        heads = 3 if change == "heads" else self.heads
+        made = {name: getattr(self, name)(x).view(*x.shape[:2], heads, -1).transpose(1, 2) for name in self.names}
+        q, k, v = made["query"], made["key"], made["value"]
+        mask = None if change == "unmasked" else attention_mask
+        if mask is not None and change == "inverted":
+            mask = ~mask
+        scale = 1.0 if change == "scale" else None
+        attended = F.scaled_dot_product_attention(
+            q, k, v, mask, scale=scale, is_causal=change == "causal" and mask is None
+        )
+        attended = attended.transpose(1, 2).reshape(x.shape)
+        h = self.first(attended, 2 * x if change == "residual" else x)
+        if change == "parameter":
+            h = h * self.shift
+        out = self.last(self.up(h), x if change == "other residual" else h)
+        return (out,) if change == "tuple" else out
+
+
+class Net(nn.Module):
+    def __init__(self, change: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(change), Layer(change)])
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, mask)
+            x = x[0] if isinstance(x, tuple) else x
+        return x
+
+
+@pytest.mark.parametrize(
+    ("change", "shortened"),
+    [("", True), ("order", True)]
+    + [(change, False) for change in ("heads", "unmasked", "inverted", "scale", "causal", "residual")]
+    + [(change, False) for change in ("other residual", "parameter", "tuple")],
+)
+@torch.no_grad()
+def test_what_computes_something_else_is_left_as_it_is(change: str, shortened: bool) -> None:
+    torch.manual_seed(0)
+    model = prune(Net(change))
+    fast = platon.sparsify(model, dense_above=1)
+    assert len(layers_of(fast)) == 2 * shortened
+    x, mask = torch.randn(3, 9, 24), torch.rand(3, 1, 9, 9) < 0.6
+    for seen in (None, mask):
+        torch.testing.assert_close(fast(x, seen), model(x, seen), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_layer_that_is_fused_again_stays_the_same() -> None:
+    fast = platon.sparsify(prune(Net("")), dense_above=1)
+    x = torch.randn(3, 9, 24)
+    want = fast(x)
+    fuse(fast)
+    assert len(layers_of(fast)) == 2
+    assert torch.equal(fast(x), want)
