@@ -26,7 +26,7 @@ from platon.deploy.sparse_structure import Affine, Encoder, Layer
 from platon.deploy.sparse_sum import SparseSum, parts_of
 
 _MASK = "attention_mask"  # the argument of the layers of transformers
-_ROWS, _TOKENS = 3, 8  # of a trial
+_ROWS, _TOKENS = 2, FEWEST_QUERIES  # of a trial
 
 
 class EncoderLayer:
@@ -98,17 +98,29 @@ class EncoderLayer:
 def shorten_layers(model: nn.Module) -> None:
     """Let the layers of an encoder be computed at once where a trial shows that this is the same."""
     verdicts: dict[Any, tuple[tuple[int, ...], int] | None] = {}
-    for module in list(model.modules()):
+    for module in _candidates(model):
         parts = _find_parts(module)
         if parts is None:
             continue
         key = outline(module)
         if key not in verdicts:
-            guesses = _guesses(module, parts.inward)
+            guesses = _guesses(module, parts.inward) if parts.hold_all() else ()
             verdicts[key] = next((one for one in guesses if _agrees(module, parts.as_layer(*one))), None)
         verdict = verdicts[key]
         if verdict is not None:
             module.__dict__["forward"] = parts.as_layer(*verdict)
+
+
+def _candidates(model: nn.Module) -> list[nn.Module]:
+    """The modules that hold two sums, and no smaller module that does."""
+    held: dict[nn.Module, int] = {}
+    found = []
+    for module in reversed(list(model.modules())):  # children before their parents
+        inside = [held.get(child, 0) for child in module.children()]
+        held[module] = int(isinstance(module, SparseSum)) + sum(inside)
+        if held[module] == 2 and max(inside, default=0) < 2:
+            found.append(module)
+    return found
 
 
 @dataclass(frozen=True)
@@ -120,12 +132,18 @@ class _Parts:
     onward: Sequence[SparseLinear]
     norms: Sequence[nn.LayerNorm]
 
+    def hold_all(self) -> bool:
+        """Whether the module has no tensors but theirs."""
+        theirs = (*self.inward, *self.onward, *self.norms)
+        held = {id(one) for part in theirs for one in (*part.parameters(), *part.buffers())}
+        return held == {id(one) for one in (*self.module.parameters(), *self.module.buffers())}
+
     def as_layer(self, order: Sequence[int], heads: int) -> EncoderLayer:
         return EncoderLayer(self.module, [self.inward[i] for i in order], self.onward, self.norms, heads)
 
 
 def _find_parts(module: nn.Module) -> _Parts | None:
-    """Three layers that read the same tokens, those after them, and two norms, if a module holds no other tensors."""
+    """Three layers that read the same tokens, those after them, and two norms, if a module has these and no others."""
     inside = list(module.modules())
     layers = [one for one in inside if isinstance(one, SparseLinear)]
     leaders = [one for one in layers if one.siblings]
@@ -135,9 +153,7 @@ def _find_parts(module: nn.Module) -> _Parts | None:
         return None
     (first, _), (last, _) = sums
     inward, onward = [leaders[0], *leaders[0].siblings], [first, *last.before, last]
-    held = {id(one) for part in (*inward, *onward, *norms) for one in (*part.parameters(), *part.buffers())}
-    own = {id(one) for one in (*module.parameters(), *module.buffers())}
-    fits = {*inward, *onward} == set(layers) and own == held and not first.before
+    fits = {*inward, *onward} == set(layers) and not first.before
     return _Parts(module, inward, onward, norms) if fits else None
 
 
