@@ -357,6 +357,31 @@ def test_what_computes_something_else_is_left_as_it_is(change: str, shortened: b
 
 
 @torch.no_grad()
+def test_attention_that_shows_nothing_proves_nothing(calls: list[int]) -> None:
+    """Without queries all tokens are attended to alike, with any number of heads; a layer that is alike may tell."""
+    torch.manual_seed(0)
+    model = prune(Net(""))
+    for layer in model.layers:
+        layer.query.weight.zero_()
+        layer.query.bias.zero_()
+        layer.key.bias.zero_()
+    assert not layers_of(platon.sparsify(model, dense_above=1))
+    for chosen in (0, 1):
+        told = copy.deepcopy(model)
+        nn.init.normal_(told.layers[chosen].query.weight, std=0.2)
+        fast = platon.sparsify(told, dense_above=1)
+        assert len(layers_of(fast)) == 2
+        x = torch.randn(3, 9, 24)
+        torch.testing.assert_close(fast(x), told(x), rtol=1e-4, atol=1e-5)
+    calls.clear()
+    tokens = torch.randn(1, 7, 24)
+    assert torch.equal(fast.layers[0](hidden_states=tokens), fast.layers[0](tokens))
+    assert len(calls) == 2
+    with pytest.raises(TypeError):
+        fast.layers[0](tokens, None, None)
+
+
+@torch.no_grad()
 def test_a_layer_that_is_fused_again_stays_the_same() -> None:
     fast = platon.sparsify(prune(Net("")), dense_above=1)
     x = torch.randn(3, 9, 24)

@@ -6,6 +6,7 @@ do what is a guess from what a layer holds, which a trial on random tokens has t
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import inspect
 import itertools
@@ -27,12 +28,13 @@ from platon.deploy.sparse_sum import SparseSum, parts_of
 
 _MASK = "attention_mask"  # the argument of the layers of transformers
 _ROWS, _TOKENS = 2, FEWEST_QUERIES  # of a trial
+_LEAST_CHANGE = 2e-3  # of an output, by another attention: a hundred times what is taken for rounding
 
 
 class EncoderLayer:
     """The `forward` of a layer that computes h = norm(out(attention(x)) + x), and then norm(feed_forward(h) + h).
 
-    A call that asks for more, or whose modules have hooks, is left to the module's own `forward`.
+    A call that asks for more, or whose modules have hooks or were replaced, is left to the module's own `forward`.
 
     Args:
         module: the layer.
@@ -52,18 +54,19 @@ class EncoderLayer:
     ) -> None:
         self.module, self.layers, self.norms, self.heads = module, (*inward, *onward), norms, heads
         self._inside = [(one, list(one._modules.values())) for one in module.modules()]
-        self._names = list(inspect.signature(type(module).forward).parameters)[2:]  # after `self` and the tokens
+        self._names = list(inspect.signature(type(module).forward).parameters)[1:]  # the tokens come first
         self._packed: tuple[list[Layer], Encoder] | None = None  # the matrices as the kernel takes them, and all of it
 
-    def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         asked = {**dict(zip(self._names, args, strict=False)), **kwargs}
-        mask = asked.pop(_MASK, None)
-        if all(value is None or value is False for value in asked.values()) and self._is_plain(hidden_states):
-            rows, tokens, _ = hidden_states.shape
+        x, mask = asked.pop(self._names[0], None), asked.pop(_MASK, None)
+        is_all = len(args) <= len(self._names) and all(value is None or value is False for value in asked.values())
+        if is_all and isinstance(x, Tensor) and self._is_plain(x):
+            rows, tokens, _ = x.shape
             seen = None if mask is None else expanded(mask, (rows, self.heads, tokens, tokens))
             if (seen is None) == (mask is None):
-                return self.compute(hidden_states, seen)
-        return type(self.module).forward(self.module, hidden_states, *args, **kwargs)
+                return self.compute(x, seen)
+        return type(self.module).forward(self.module, *args, **kwargs)
 
     def _is_plain(self, x: Tensor) -> bool:
         """Whether a call can be computed at once: it is not traced, nothing was replaced, no hook waits inside."""
@@ -97,28 +100,27 @@ class EncoderLayer:
 
 def shorten_layers(model: nn.Module) -> None:
     """Let the layers of an encoder be computed at once where a trial shows that this is the same."""
-    verdicts: dict[Any, tuple[tuple[int, ...], int] | None] = {}
+    alike: dict[Any, list[_Parts]] = {}
     for module in _candidates(model):
         parts = _find_parts(module)
-        if parts is None:
-            continue
-        key = outline(module)
-        if key not in verdicts:
-            guesses = _guesses(module, parts.inward) if parts.hold_all() else ()
-            verdicts[key] = next((one for one in guesses if _agrees(module, parts.as_layer(*one))), None)
-        verdict = verdicts[key]
-        if verdict is not None:
-            module.__dict__["forward"] = parts.as_layer(*verdict)
+        if parts is not None:
+            alike.setdefault(outline(module), []).append(parts)
+    for group in alike.values():
+        # Layers that are nearly empty attend to all tokens alike, whatever their heads are: the fullest one tells most.
+        guess = _confirmed(max(group, key=lambda parts: sum(layer.values.numel() for layer in parts.inward)))
+        if guess is not None:
+            for parts in group:
+                parts.module.__dict__["forward"] = parts.as_layer(*guess)
 
 
 def _candidates(model: nn.Module) -> list[nn.Module]:
-    """The modules that hold two sums, and no smaller module that does."""
+    """The modules that hold two sums, and no smaller module that does; a `forward` that somebody else set stays."""
     held: dict[nn.Module, int] = {}
     found = []
     for module in reversed(list(model.modules())):  # children before their parents
         inside = [held.get(child, 0) for child in module.children()]
         held[module] = int(isinstance(module, SparseSum)) + sum(inside)
-        if held[module] == 2 and max(inside, default=0) < 2:
+        if held[module] == 2 and max(inside, default=0) < 2 and "forward" not in vars(module):
             found.append(module)
     return found
 
@@ -157,27 +159,45 @@ def _find_parts(module: nn.Module) -> _Parts | None:
     return _Parts(module, inward, onward, norms) if fits else None
 
 
-def _guesses(module: nn.Module, inward: Sequence[SparseLinear]) -> Iterator[tuple[tuple[int, ...], int]]:
-    """The order in which the layers make queries, keys and values, and the number of heads, which some module holds."""
-    held = [(name, value) for one in module.modules() for name, value in vars(one).items() if type(value) is int]
+_Guess = tuple[tuple[int, ...], int]  # which layers make queries, keys and values, and the number of heads
+
+
+def _guesses(parts: _Parts) -> Iterator[_Guess]:
+    """Every order of the layers, with every number that a module holds and that may be the number of heads."""
+    held = [(name, own) for one in parts.module.modules() for name, own in vars(one).items() if type(own) is int]
     held.sort(key=lambda pair: "heads" not in pair[0])
     for order in itertools.permutations(range(3)):
-        for heads in dict.fromkeys(value for _, value in held if value > 0):
-            if all(layer.out_features % heads == 0 for layer in inward):
+        for heads in dict.fromkeys(number for _, number in held if number > 0):
+            if all(layer.out_features % heads == 0 for layer in parts.inward):
                 yield order, heads
 
 
-def _agrees(module: nn.Module, layer: EncoderLayer) -> bool:
-    """Whether the module computes the same for random tokens, without a mask and with one."""
+def _confirmed(parts: _Parts) -> _Guess | None:
+    """The first guess with which random tokens give what the module gives, without a mask and with one."""
     random = torch.Generator().manual_seed(0)
-    x = torch.randn(_ROWS, _TOKENS, layer.layers[0].in_features, generator=random)
-    some = torch.rand(_ROWS, 1, _TOKENS, _TOKENS, generator=random) < 0.5
+    x = 10 * torch.randn(_ROWS, _TOKENS, parts.inward[0].in_features, generator=random)
+    mask = torch.rand(_ROWS, 1, _TOKENS, _TOKENS, generator=random) < 0.5
     try:
-        for mask in (None, some):
-            want = type(module).forward(module, x.clone(), **({} if mask is None else {_MASK: mask}))
-            got = layer.compute(x, None if mask is None else mask.expand(_ROWS, layer.heads, _TOKENS, _TOKENS))
-            if not isinstance(want, Tensor) or not torch.allclose(got, want, rtol=1e-4, atol=1e-5):
-                return False
-    except Exception:  # it takes other arguments, or its layers have other shapes
-        return False
-    return True
+        want = type(parts.module).forward(parts.module, x.clone())
+        masked = type(parts.module).forward(parts.module, x.clone(), **{_MASK: mask})
+    except Exception:  # it takes other arguments
+        return None
+    if not isinstance(want, Tensor) or not isinstance(masked, Tensor) or not parts.hold_all():
+        return None
+    for order, heads in _guesses(parts):
+        layer = parts.as_layer(order, heads)
+        with contextlib.suppress(ValueError):  # the kernel refuses layers that do not fit each other
+            if _is_close(layer.compute(x, None), want) and _is_close(layer.compute(x, _spread(mask, heads)), masked):
+                # If keys can take the place of queries, all tokens are attended to alike, and this trial shows nothing.
+                q, k, v = order
+                swapped = parts.as_layer((k, q, v), heads).compute(x, None)
+                return None if float((swapped - want).abs().max()) < _LEAST_CHANGE else (order, heads)
+    return None
+
+
+def _spread(mask: Tensor, heads: int) -> Tensor:
+    return mask.expand(-1, heads, -1, -1)
+
+
+def _is_close(got: Tensor, want: Tensor) -> bool:
+    return got.shape == want.shape and torch.allclose(got, want, rtol=0, atol=2e-5)
