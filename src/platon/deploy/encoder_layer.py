@@ -11,6 +11,7 @@ import ctypes
 import inspect
 import itertools
 import operator
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,67 +32,121 @@ _ROWS, _TOKENS = 2, FEWEST_QUERIES  # of a trial
 _LEAST_CHANGE = 2e-3  # of an output, by another attention: a hundred times what is taken for rounding
 
 
-class EncoderLayer:
-    """The `forward` of a layer that computes h = norm(out(attention(x)) + x), and then norm(feed_forward(h) + h).
+_Guess = tuple[tuple[int, ...], int]  # which layers make queries, keys and values, and the number of heads
 
-    A call that asks for more, or whose modules have hooks or were replaced, is left to the module's own `forward`.
+
+@dataclass(frozen=True)
+class Parts:
+    """What an encoder layer may be made of.
 
     Args:
         module: the layer.
-        inward: the matrices that make queries, keys and values, in this order.
+        inward: the matrices that make queries, keys and values, in an order that is not known.
         onward: the matrix after attention, and those of the feed-forward part.
         norms: the two of them.
-        heads: of the attention.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        inward: Sequence[SparseLinear],
-        onward: Sequence[SparseLinear],
-        norms: Sequence[nn.LayerNorm],
-        heads: int,
-    ) -> None:
-        self.module, self.layers, self.norms, self.heads = module, (*inward, *onward), norms, heads
-        self._inside = [(one, list(one._modules.values())) for one in module.modules()]
-        self._names = list(inspect.signature(type(module).forward).parameters)[1:]  # the tokens come first
+    module: nn.Module
+    inward: Sequence[SparseLinear]
+    onward: Sequence[SparseLinear]
+    norms: Sequence[nn.LayerNorm]
+
+    def hold_all(self) -> bool:
+        """Whether the module has no tensors but theirs."""
+        theirs = (*self.inward, *self.onward, *self.norms)
+        held = {id(one) for part in theirs for one in (*part.parameters(), *part.buffers())}
+        return held == {id(one) for one in (*self.module.parameters(), *self.module.buffers())}
+
+    @property
+    def fullness(self) -> int:
+        """How many weights decide about attention."""
+        return sum(layer.values.numel() for layer in self.inward)
+
+
+class Alike:
+    """Layers that are alike but for their numbers. One trial tells for all of them.
+
+    The trial takes some milliseconds, so it waits for the first call: loading a model does not pay for it.
+    """
+
+    def __init__(self) -> None:
+        self._layers: list[EncoderLayer] = []
+        self._guess: _Guess | None = None
+
+    def add(self, layer: EncoderLayer) -> None:
+        self._layers.append(layer)
+
+    def guess(self) -> _Guess | None:
+        """What the trial confirmed; `None`: nothing."""
+        if self._layers:
+            # Nearly empty layers attend to all tokens alike, whatever their heads are: the fullest one tells most.
+            fullest = max(self._layers, key=lambda layer: layer.parts.fullness)
+            self._guess = _confirmed(fullest) if fullest.is_untouched() else None
+            self._layers = []
+        return self._guess
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_layers": [], "_guess": self.guess()}  # a copy of one layer is no copy of all
+
+
+class EncoderLayer:
+    """The `forward` of a layer that computes h = norm(out(attention(x)) + x), and then norm(feed_forward(h) + h).
+
+    A call that asks for more, or whose modules have hooks or were replaced, is left to the module's own `forward`; so
+    are all calls if no trial confirmed what the layer computes.
+    """
+
+    def __init__(self, parts: Parts, alike: Alike) -> None:
+        self.parts, self.alike = parts, alike
+        self._inside = [(one, list(one._modules.values())) for one in parts.module.modules()]
+        self._names = list(inspect.signature(type(parts.module).forward).parameters)[1:]  # the tokens come first
         self._packed: tuple[list[Layer], Encoder] | None = None  # the matrices as the kernel takes them, and all of it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         asked = {**dict(zip(self._names, args, strict=False)), **kwargs}
         x, mask = asked.pop(self._names[0], None), asked.pop(_MASK, None)
         is_all = len(args) <= len(self._names) and all(value is None or value is False for value in asked.values())
-        if is_all and isinstance(x, Tensor) and self._is_plain(x):
+        if is_all and isinstance(x, Tensor) and self._is_plain(x) and (guess := self.alike.guess()) is not None:
             rows, tokens, _ = x.shape
-            seen = None if mask is None else expanded(mask, (rows, self.heads, tokens, tokens))
+            seen = None if mask is None else expanded(mask, (rows, guess[1], tokens, tokens))
             if (seen is None) == (mask is None):
-                return self.compute(x, seen)
-        return type(self.module).forward(self.module, *args, **kwargs)
+                return self.compute(x, seen, guess)
+        return self.original(*args, **kwargs)
+
+    def original(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own `forward`."""
+        return type(self.parts.module).forward(self.parts.module, *args, **kwargs)
 
     def _is_plain(self, x: Tensor) -> bool:
-        """Whether a call can be computed at once: it is not traced, nothing was replaced, no hook waits inside."""
+        """Whether a call can be computed at once: it is not traced, and nothing was replaced or waits inside."""
         if not is_eager(x) or x.dim() != 3 or not FEWEST_QUERIES <= x.shape[1] <= MOST_KEYS:
             return False
+        return self.is_untouched() and all(map(is_readable, self.parts.norms))
+
+    def is_untouched(self) -> bool:
+        """Whether the modules inside are those that were found, and have no hooks."""
         for one, children in self._inside:
-            hooked = one is not self.module and (one._forward_hooks or one._forward_pre_hooks)
+            hooked = one is not self.parts.module and (one._forward_hooks or one._forward_pre_hooks)
             if hooked or list(one._modules.values()) != children:
                 return False
-        return all(map(is_readable, self.norms))
+        return True
 
-    def compute(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def compute(self, x: Tensor, mask: Tensor | None, guess: _Guess) -> Tensor:
         """The layer's output for tokens [rows, tokens, features] and a mask [rows, heads, tokens, tokens]."""
-        self.layers[0].check(x)
-        return kernel().encode(x, self._encoder(), mask)
+        self.parts.inward[0].check(x)
+        return kernel().encode(x, self._encoder(guess), mask)
 
-    def _encoder(self) -> Encoder:
+    def _encoder(self, guess: _Guess) -> Encoder:
         """What the kernel takes; the buffers are checked if they have changed."""
-        layers = [layer.packed() for layer in self.layers]
+        order, heads = guess
+        layers = [self.parts.inward[i].packed() for i in order] + [layer.packed() for layer in self.parts.onward]
         if self._packed is None or any(map(operator.is_not, layers, self._packed[0])):
             pointers = list(map(ctypes.pointer, layers))
-            made = Encoder((*pointers[:3],), pointers[3], (*pointers[4:],), len(pointers) - 4, self.heads)
+            made = Encoder((*pointers[:3],), pointers[3], (*pointers[4:],), len(pointers) - 4)
             self._packed = layers, made
         encoder = self._packed[1]
-        encoder.first, encoder.last = map(Affine.of, self.norms)
+        encoder.heads = heads
+        encoder.first, encoder.last = map(Affine.of, self.parts.norms)
         return encoder
 
     def __getstate__(self) -> dict[str, Any]:
@@ -99,18 +154,14 @@ class EncoderLayer:
 
 
 def shorten_layers(model: nn.Module) -> None:
-    """Let the layers of an encoder be computed at once where a trial shows that this is the same."""
-    alike: dict[Any, list[_Parts]] = {}
+    """Let the layers of an encoder be computed at once where a trial will show that this is the same."""
+    found: dict[Any, Alike] = {}
     for module in _candidates(model):
         parts = _find_parts(module)
         if parts is not None:
-            alike.setdefault(outline(module), []).append(parts)
-    for group in alike.values():
-        # Layers that are nearly empty attend to all tokens alike, whatever their heads are: the fullest one tells most.
-        guess = _confirmed(max(group, key=lambda parts: sum(layer.values.numel() for layer in parts.inward)))
-        if guess is not None:
-            for parts in group:
-                parts.module.__dict__["forward"] = parts.as_layer(*guess)
+            alike = found.setdefault(outline(module), Alike())
+            module.__dict__["forward"] = layer = EncoderLayer(parts, alike)
+            alike.add(layer)
 
 
 def _candidates(model: nn.Module) -> list[nn.Module]:
@@ -125,26 +176,7 @@ def _candidates(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """What an encoder layer may be made of: see `EncoderLayer`. The order of `inward` is not known."""
-
-    module: nn.Module
-    inward: Sequence[SparseLinear]
-    onward: Sequence[SparseLinear]
-    norms: Sequence[nn.LayerNorm]
-
-    def hold_all(self) -> bool:
-        """Whether the module has no tensors but theirs."""
-        theirs = (*self.inward, *self.onward, *self.norms)
-        held = {id(one) for part in theirs for one in (*part.parameters(), *part.buffers())}
-        return held == {id(one) for one in (*self.module.parameters(), *self.module.buffers())}
-
-    def as_layer(self, order: Sequence[int], heads: int) -> EncoderLayer:
-        return EncoderLayer(self.module, [self.inward[i] for i in order], self.onward, self.norms, heads)
-
-
-def _find_parts(module: nn.Module) -> _Parts | None:
+def _find_parts(module: nn.Module) -> Parts | None:
     """Three layers that read the same tokens, those after them, and two norms, if a module has these and no others."""
     inside = list(module.modules())
     layers = [one for one in inside if isinstance(one, SparseLinear)]
@@ -156,13 +188,10 @@ def _find_parts(module: nn.Module) -> _Parts | None:
     (first, _), (last, _) = sums
     inward, onward = [leaders[0], *leaders[0].siblings], [first, *last.before, last]
     fits = {*inward, *onward} == set(layers) and not first.before
-    return _Parts(module, inward, onward, norms) if fits else None
+    return Parts(module, inward, onward, norms) if fits else None
 
 
-_Guess = tuple[tuple[int, ...], int]  # which layers make queries, keys and values, and the number of heads
-
-
-def _guesses(parts: _Parts) -> Iterator[_Guess]:
+def _guesses(parts: Parts) -> Iterator[_Guess]:
     """Every order of the layers, with every number that a module holds and that may be the number of heads."""
     held = [(name, own) for one in parts.module.modules() for name, own in vars(one).items() if type(own) is int]
     held.sort(key=lambda pair: "heads" not in pair[0])
@@ -172,31 +201,30 @@ def _guesses(parts: _Parts) -> Iterator[_Guess]:
                 yield order, heads
 
 
-def _confirmed(parts: _Parts) -> _Guess | None:
+@torch.no_grad()
+def _confirmed(layer: EncoderLayer) -> _Guess | None:
     """The first guess with which random tokens give what the module gives, without a mask and with one."""
     random = torch.Generator().manual_seed(0)
-    x = 10 * torch.randn(_ROWS, _TOKENS, parts.inward[0].in_features, generator=random)
+    x = 10 * torch.randn(_ROWS, _TOKENS, layer.parts.inward[0].in_features, generator=random)
     mask = torch.rand(_ROWS, 1, _TOKENS, _TOKENS, generator=random) < 0.5
     try:
-        want = type(parts.module).forward(parts.module, x.clone())
-        masked = type(parts.module).forward(parts.module, x.clone(), **{_MASK: mask})
+        with warnings.catch_warnings(), torch.autocast("cpu", enabled=False):
+            warnings.simplefilter("ignore")
+            want, masked = layer.original(x.clone()), layer.original(x.clone(), **{_MASK: mask})
     except Exception:  # it takes other arguments
         return None
-    if not isinstance(want, Tensor) or not isinstance(masked, Tensor) or not parts.hold_all():
+    if not isinstance(want, Tensor) or not isinstance(masked, Tensor) or not layer.parts.hold_all():
         return None
-    for order, heads in _guesses(parts):
-        layer = parts.as_layer(order, heads)
+    for order, heads in _guesses(layer.parts):
+        guess = order, heads
         with contextlib.suppress(ValueError):  # the kernel refuses layers that do not fit each other
-            if _is_close(layer.compute(x, None), want) and _is_close(layer.compute(x, _spread(mask, heads)), masked):
+            seen = mask.expand(-1, heads, -1, -1)
+            if _is_close(layer.compute(x, None, guess), want) and _is_close(layer.compute(x, seen, guess), masked):
                 # If keys can take the place of queries, all tokens are attended to alike, and this trial shows nothing.
                 q, k, v = order
-                swapped = parts.as_layer((k, q, v), heads).compute(x, None)
-                return None if float((swapped - want).abs().max()) < _LEAST_CHANGE else (order, heads)
+                swapped = layer.compute(x, None, ((k, q, v), heads))
+                return None if float((swapped - want).abs().max()) < _LEAST_CHANGE else guess
     return None
-
-
-def _spread(mask: Tensor, heads: int) -> Tensor:
-    return mask.expand(-1, heads, -1, -1)
 
 
 def _is_close(got: Tensor, want: Tensor) -> bool:
