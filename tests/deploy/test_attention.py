@@ -24,24 +24,13 @@ from transformers import (
 )
 
 import platon
-from platon.deploy import attention, sparse_kernel
-from platon.deploy.sparse_kernel import LEVELS, SparseKernel
+from kernel_levels import at, levels, needs_kernel
+from platon.deploy import attention
 
-found = sparse_kernel.find()
-pytestmark = pytest.mark.skipif(isinstance(found, str), reason=f"no kernel: {found}")
-HERE = [level for level in range(len(LEVELS)) if isinstance(found, SparseKernel) and level <= found.level]
-levels = pytest.mark.parametrize("level", HERE, ids=lambda level: LEVELS[level])
+pytestmark = needs_kernel
 
 SMALL = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
 IDS = torch.randint(0, 99, (3, 21), generator=torch.Generator().manual_seed(0))
-
-
-def at(level: int) -> SparseKernel:
-    """The kernel, held to an instruction set."""
-    held = copy.copy(found)
-    assert isinstance(held, SparseKernel)
-    held.level = level
-    return held
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:

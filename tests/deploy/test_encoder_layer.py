@@ -26,17 +26,14 @@ from transformers import (
 )
 
 import platon
-from platon.deploy import sparse_kernel
+from kernel_levels import HERE, at, levels, needs_kernel
 from platon.deploy.encoder_layer import EncoderLayer
 from platon.deploy.layer import SparseLinear
 from platon.deploy.sparse_fusion import fuse
-from platon.deploy.sparse_kernel import LEVELS, SparseKernel
+from platon.deploy.sparse_kernel import SparseKernel
 from platon.deploy.sparse_structure import Affine, Encoder
 
-found = sparse_kernel.find()
-pytestmark = pytest.mark.skipif(isinstance(found, str), reason=f"no kernel: {found}")
-HERE = [level for level in range(len(LEVELS)) if isinstance(found, SparseKernel) and level <= found.level]
-levels = pytest.mark.parametrize("level", HERE, ids=lambda level: LEVELS[level])
+pytestmark = needs_kernel
 
 SMALL: dict[str, Any] = {
     "vocab_size": 99,
@@ -101,9 +98,7 @@ def test_the_same_bits_as_its_parts(level: int, threads: int) -> None:
     pointers = list(map(ctypes.pointer, packed))
     encoder = Encoder((*pointers[:3],), pointers[3], (*pointers[4:],), 2, 4, *map(Affine.of, norms))
     x = torch.randn(5, 33, 24, generator=random)
-    kernel = copy.copy(found)
-    assert isinstance(kernel, SparseKernel)
-    kernel.level = level
+    kernel = at(level)
     for mask in (None, (torch.rand(5, 1, 33, 33, generator=random) < 0.5).expand(5, 4, 33, 33)):
         q, k, v = kernel.linears(x, packed[:3], threads)
         split = (one.view(5, 33, 4, -1).transpose(1, 2) for one in (q, k, v))
@@ -117,7 +112,7 @@ def test_the_same_bits_as_its_parts(level: int, threads: int) -> None:
 def test_layers_that_do_not_fit_each_other_are_refused() -> None:
     shapes = [(40, 24), (40, 24), (32, 24), (24, 32), (24, 24)]
     norm = nn.LayerNorm(24)
-    assert isinstance(found, SparseKernel)
+    kernel = at(HERE[-1])
     wrong = [(0, (39, 24)), (1, (32, 24)), (2, (33, 24)), (3, (24, 40)), (3, (32, 32)), (4, (23, 24)), (2, (32, 23))]
     for place, shape in [(0, (40, 24)), *wrong]:
         chosen = [*shapes[:place], shape, *shapes[place + 1 :]]
@@ -126,10 +121,10 @@ def test_layers_that_do_not_fit_each_other_are_refused() -> None:
         encoder = Encoder((*pointers[:3],), pointers[3], (pointers[4],), 1, 4, Affine.of(norm), Affine.of(norm))
         x = torch.ones(1, 6, 24)
         if shape == shapes[place]:
-            found.encode(x, encoder, None)
+            kernel.encode(x, encoder, None)
         else:
             with pytest.raises(ValueError, match="do not fit"):
-                found.encode(x, encoder, None)
+                kernel.encode(x, encoder, None)
 
 
 # --- models -----------------------------------------------------------------------------------------------------------

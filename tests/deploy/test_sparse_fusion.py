@@ -11,29 +11,18 @@ from torch.nn import functional as F
 from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, LlamaConfig, LlamaModel
 
 import platon
-from platon.deploy import sparse_kernel
+from kernel_levels import HERE, at, levels, needs_kernel
 from platon.deploy.layer import SparseLinear
 from platon.deploy.sparse_fusion import fuse
-from platon.deploy.sparse_kernel import LEVELS, SparseKernel
 from platon.deploy.sparse_matrix import from_dense
 from platon.deploy.sparse_structure import Layer
 from platon.deploy.sparse_sum import SparseSum
 
-found = sparse_kernel.find()
-pytestmark = pytest.mark.skipif(isinstance(found, str), reason=f"no kernel: {found}")
-HERE = [level for level in range(len(LEVELS)) if isinstance(found, SparseKernel) and level <= found.level]
-levels = pytest.mark.parametrize("level", HERE, ids=lambda level: LEVELS[level])
+pytestmark = needs_kernel
 
 
 SMALL = {"vocab_size": 99, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 IDS = torch.randint(0, 99, (3, 7), generator=torch.Generator().manual_seed(0))
-
-
-def at(level: int) -> SparseKernel:
-    held = copy.copy(found)
-    assert isinstance(held, SparseKernel)
-    held.level = level
-    return held
 
 
 def draw(rows: int, columns: int, density: float, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,6 @@
 The bound is that of float32 sums: an error is small beside the sum of the absolute terms, whatever cancels.
 """
 
-import copy
 import itertools
 import os
 import subprocess
@@ -17,13 +16,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from kernel_levels import HERE, at, levels, needs_kernel
 from platon.deploy import sparse_kernel
 from platon.deploy.sparse_kernel import LEVELS, SparseKernel
 from platon.deploy.sparse_matrix import ROW_BLOCK, WIDEST, from_dense, panel_width, to_dense
 
-found = sparse_kernel.find()
-pytestmark = pytest.mark.skipif(isinstance(found, str), reason=f"no kernel: {found}")
-HERE = [level for level in range(len(LEVELS)) if isinstance(found, SparseKernel) and level <= found.level]
+pytestmark = needs_kernel
 
 ORACLE = {
     "none": lambda x: x,
@@ -31,14 +29,6 @@ ORACLE = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
 }
-
-
-def at(level: int) -> SparseKernel:
-    """The kernel, held to an instruction set."""
-    held = copy.copy(found)
-    assert isinstance(held, SparseKernel)
-    held.level = level
-    return held
 
 
 def draw(rows: int, columns: int, tokens: int, density: float, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -63,7 +53,7 @@ def assert_right(got: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, ac
 # --- the product ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", HERE, ids=lambda level: LEVELS[level])
+@levels
 @given(
     rows=st.integers(0, 150),
     columns=st.integers(0, 520),
@@ -91,14 +81,14 @@ def test_any_shape_and_density(
     assert_right(got, x, weight, given_bias, activation)
 
 
-@pytest.mark.parametrize("level", HERE, ids=lambda level: LEVELS[level])
+@levels
 @pytest.mark.parametrize("tokens", [1, 2, 4, 5, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 200])
 def test_every_tile_and_tail(level: int, tokens: int) -> None:
     weight, bias, x = draw(130, 300, tokens, 0.2)
     assert_right(at(level).linear(x, from_dense(weight), bias, "gelu"), x, weight, bias, "gelu")
 
 
-@pytest.mark.parametrize("level", HERE, ids=lambda level: LEVELS[level])
+@levels
 @pytest.mark.parametrize("threads", [1, 2, 3, 7, 300])
 @pytest.mark.parametrize("tokens", [3, 64, 200])
 def test_several_threads_give_the_same_bits(level: int, threads: int, tokens: int) -> None:
@@ -151,7 +141,7 @@ def test_any_strides(view: str) -> None:
     assert_right(got.view(-1, 70), seen.reshape(-1, 260), weight, bias)
 
 
-@pytest.mark.parametrize("level", HERE, ids=lambda level: LEVELS[level])
+@levels
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
 def test_activations_to_the_last_digits(level: int, activation: str) -> None:
     x = torch.cat([torch.linspace(-14, 14, 20001), torch.tensor([0.0, -0.0, 1e-30, -1e-30, 1e4, -1e4])])[:, None]
