@@ -14,7 +14,13 @@ from platon.report.writer import write_report
 ROOT = Path(__file__).parents[2]
 
 
-SWEEPS = {"glue": "tasks.toml", "uncertainty": "seeds.toml", "embeddings": "sweep.toml"}
+SWEEPS = {
+    "glue": "tasks.toml",
+    "uncertainty": "seeds.toml",
+    "time": "sweep.toml",
+    "beside": "sweep.toml",
+    "embeddings": "sweep.toml",
+}
 
 
 @pytest.fixture(scope="module", params=SWEEPS)
