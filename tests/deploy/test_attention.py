@@ -281,6 +281,12 @@ def test_more_than_the_equation_is_left_to_pytorch() -> None:
         assert attention._attend(module, other, other, other, None) is None
     for mask in (torch.zeros(8, 8), torch.zeros(1, 3, 8, 8), torch.zeros(1, 1, 8, 8).half()):
         assert attention._attend(module, q, k, v, mask) is None
+    one_head, one_row, narrow = q[:, :1], q[:1], q[..., :8]
+    for keys, values in ((one_head, v), (k, one_head), (k[:, :, :7], v), (narrow, v)):
+        assert attention._attend(module, q, keys, values, None) is None
+    wide = torch.cat([q, q])
+    assert attention._attend(module, wide, one_row, one_row, None) is None
+    assert attention._attend(module, q, k, narrow, None) is not None, "values may have another width"
     grouped = nn.Module()
     grouped.is_causal, grouped.num_key_value_groups = False, 2  # type: ignore[assignment]
     assert attention._attend(grouped, q, k, v, None) is None

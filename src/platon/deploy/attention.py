@@ -20,8 +20,8 @@ from platon.deploy.sparse_structure import MASKS
 
 _NAME = "sdpa"
 _MARK = "attends_by_kernel"  # an attribute of the modules that do
-FEWEST_QUERIES = 6  # the kernel reorders the keys first, which does not pay off for fewer
 _KNOWN = {"scaling", "is_causal", "use_cache", "position_ids"}  # the last two say nothing about attention itself
+FEWEST_QUERIES = 6  # the kernel reorders the keys first, which does not pay off for fewer
 MOST_KEYS = 1024  # those of one head then fit in the second-level cache
 
 
@@ -67,7 +67,9 @@ def _attend(
     asked = {name for name, own in settings.items() if own is not None and own is not False}
     if dropout or not asked <= _KNOWN or getattr(module, "num_key_value_groups", 1) != 1:
         return None
-    if query.shape[2] < FEWEST_QUERIES or key.shape[2] > MOST_KEYS:
+    # Keys and values that PyTorch would broadcast over rows or heads lie closer together than the kernel reads.
+    fit = key.shape == (*query.shape[:2], key.shape[2], query.shape[3]) and value.shape[:3] == key.shape[:3]
+    if not fit or query.shape[2] < FEWEST_QUERIES or key.shape[2] > MOST_KEYS:
         return None
     if mask is None:  # transformers' rule: without a mask, a decoder's attention is causal
         is_causal = settings.get("is_causal")

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from platon.deploy.attention import FEWEST_QUERIES, MOST_KEYS, expanded
 from platon.deploy.inference_layer import is_eager
 from platon.deploy.layer import SparseLinear, is_readable
-from platon.deploy.outline import outline
+from platon.deploy.outline import is_hooked, outline
 from platon.deploy.sparse_operator import kernel
 from platon.deploy.sparse_structure import Affine, Encoder, Layer
 from platon.deploy.sparse_sum import SparseSum, parts_of
@@ -105,8 +105,8 @@ class EncoderLayer:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         asked = {**dict(zip(self._names, args, strict=False)), **kwargs}
         x, mask = asked.pop(self._names[0], None), asked.pop(_MASK, None)
-        is_all = len(args) <= len(self._names) and all(value is None or value is False for value in asked.values())
-        if is_all and isinstance(x, Tensor) and self._is_plain(x) and (guess := self.alike.guess()) is not None:
+        is_more = len(args) > len(self._names) or any(own is not None and own is not False for own in asked.values())
+        if not is_more and isinstance(x, Tensor) and self._is_plain(x) and (guess := self.alike.guess()) is not None:
             rows, tokens, _ = x.shape
             seen = None if mask is None else expanded(mask, (rows, guess[1], tokens, tokens))
             if (seen is None) == (mask is None):
@@ -126,8 +126,7 @@ class EncoderLayer:
     def is_untouched(self) -> bool:
         """Whether the modules inside are those that were found, and have no hooks."""
         for one, children in self._inside:
-            hooked = one is not self.parts.module and (one._forward_hooks or one._forward_pre_hooks)
-            if hooked or list(one._modules.values()) != children:
+            if list(one._modules.values()) != children or (one is not self.parts.module and is_hooked(one)):
                 return False
         return True
 
@@ -187,7 +186,7 @@ def _find_parts(module: nn.Module) -> Parts | None:
         return None
     (first, _), (last, _) = sums
     inward, onward = [leaders[0], *leaders[0].siblings], [first, *last.before, last]
-    fits = {*inward, *onward} == set(layers) and not first.before
+    fits = {*inward, *onward} == set(layers) and not first.before and len(last.before) < SparseLinear.most_siblings
     return Parts(module, inward, onward, norms) if fits else None
 
 

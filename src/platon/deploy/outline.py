@@ -23,6 +23,11 @@ def outline(module: nn.Module) -> Hashable:
     return tuple((name, type(one), _contents(one)) for name, one in module.named_modules())
 
 
+def is_hooked(module: nn.Module) -> bool:
+    """Whether somebody waits for what goes into a module or comes out of it."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
 def _contents(module: nn.Module) -> Hashable:
     if isinstance(module, Packed):
         return module.outline()

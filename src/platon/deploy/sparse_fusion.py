@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from platon.deploy.attention import use_kernel
 from platon.deploy.encoder_layer import shorten_layers
 from platon.deploy.layer import SparseLinear
-from platon.deploy.outline import outline
+from platon.deploy.outline import is_hooked, outline
 from platon.deploy.sparse_sum import SparseSum
 from platon.engine.proof.call import run, tensors_in
 from platon.engine.proof.sample import CASES, sources
@@ -71,7 +71,7 @@ def _as_sum(module: nn.Module, verdicts: Verdicts) -> SparseSum | None:
     if isinstance(module, SparseSum) or len(layers) != 1 or len(norms) > 1 or len(children) > len(layers + norms):
         return None
     own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-    if own or any(_is_hooked(one) for one in (module, *children.values())):
+    if own or any(is_hooked(one) for one in (module, *children.values())):
         return None
     key = outline(module)
     if key not in verdicts:
@@ -102,7 +102,7 @@ def _chain_layers(model: nn.Module) -> None:
     for parent, layers in _inside_out(model):
         for place, (first, last) in enumerate(itertools.pairwise(layers)):
             fits = first.out_features == last.in_features and first.activation != "none" and last not in tried
-            if fits and uses[id(first)] == uses[id(last)] == 1 and not (_is_hooked(first) or _is_hooked(last)):
+            if fits and uses[id(first)] == uses[id(last)] == 1 and not (is_hooked(first) or is_hooked(last)):
                 tried.add(last)
                 key = (outline(parent), place)
                 if key not in verdicts:
@@ -167,7 +167,7 @@ def _introduce_siblings(model: nn.Module) -> None:
 def _readers(parent: nn.Module) -> dict[str, SparseLinear]:
     """The layers of a module that may compute with others, by name."""
     layers = {name: child for name, child in parent.named_children() if isinstance(child, SparseLinear)}
-    return {name: one for name, one in layers.items() if not (one.before or one.is_deferred or _is_hooked(one))}
+    return {name: one for name, one in layers.items() if not (one.before or one.is_deferred or is_hooked(one))}
 
 
 def _assume(layers: Mapping[str, SparseLinear]) -> None:
@@ -211,7 +211,3 @@ def _agrees(compute: Callable[[], Any], expected: list[Tensor]) -> bool:
     return len(found) == len(expected) and all(
         a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(found, expected, strict=True)
     )
-
-
-def _is_hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
