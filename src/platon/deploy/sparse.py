@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from platon.deploy import calibration, sparse_kernel
+from platon.deploy.choice import Candidate, blocks_of, choose
 from platon.deploy.layer import CsrLinear, SparseLinear
 from platon.deploy.outline import is_hooked
 from platon.deploy.replacement import skip_fast_paths
@@ -28,7 +29,8 @@ def sparsify(model: nn.Module, *, tokens: int = 128, dense_above: float | None =
 
     The outputs are the model's, within float32 rounding; the model itself is left as it is. A layer becomes sparse if
     its share of non-zeros is at most what `calibration.limit` measured for its shape at `tokens` tokens a call and
-    PyTorch's current number of threads, or, without measuring, at most `dense_above`. Where a GELU or ReLU follows such
+    PyTorch's current number of threads, or for a neighbour's (`choice.choose`), or, without measuring, at most
+    `dense_above`. Where a GELU or ReLU follows such
     a layer it becomes part of it.
 
     Without the compiled kernel the sparse layers are `torch.sparse` CSR, and a warning says so.
@@ -60,12 +62,20 @@ def sparsify(model: nn.Module, *, tokens: int = 128, dense_above: float | None =
     make = CsrLinear if isinstance(found, str) else SparseLinear
     if isinstance(found, str) and linears:
         warnings.warn(f"no compiled sparse kernel: {found}; torch.sparse takes its place and gains less", stacklevel=2)
-    chosen = []
-    for module in linears.values():
-        rows, columns = _matrix(module).shape
-        limit = dense_above if dense_above is not None else calibration.limit(make, rows, columns, tokens)
-        if (limit or dense_above is not None) and int(_matrix(module).count_nonzero()) <= limit * rows * columns:
-            chosen.append(module)
+    shares = {name: int(_matrix(one).count_nonzero()) / max(1, _matrix(one).numel()) for name, one in linears.items()}
+    if dense_above is not None:
+        names = {name for name, share in shares.items() if share <= dense_above}
+    else:
+        candidates = {
+            name: Candidate(
+                weights=_matrix(module).numel(),
+                share=shares[name],
+                limit=calibration.limit(make, *_matrix(module).shape, tokens),
+            )
+            for name, module in linears.items()
+        }
+        names = choose(candidates, blocks_of(model) if make is SparseLinear else ())
+    chosen = [module for name, module in linears.items() if name in names]
     # deepcopy uses what its memo holds for a module instead of copying it, so the sparse layers take the place of the
     # dense ones wherever these are referred to, and the dense weights are not copied.
     memo: dict[int, object] = {}
