@@ -83,10 +83,15 @@ def padding() -> Tensor:
 # --- the kernel -------------------------------------------------------------------------------------------------------
 
 
+# Rows and tokens: all at once, and in groups of rows that fill whole tiles, where all threads share the last ones.
+BATCHES = [(3, 33), (40, 16)]
+
+
 @levels
 @pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(("rows", "tokens"), BATCHES)
 @torch.no_grad()
-def test_the_same_bits_as_its_parts(level: int, threads: int) -> None:
+def test_the_same_bits_as_its_parts(level: int, threads: int, rows: int, tokens: int) -> None:
     random = torch.Generator().manual_seed(0)
     shapes = [(40, 24), (40, 24), (32, 24), (24, 32), (70, 24), (24, 70)]
     matrices = [torch.randn(*shape, generator=random) * (torch.rand(shape, generator=random) < 0.3) for shape in shapes]
@@ -97,16 +102,31 @@ def test_the_same_bits_as_its_parts(level: int, threads: int) -> None:
     packed = [layer.packed() for layer in layers]
     pointers = list(map(ctypes.pointer, packed))
     encoder = Encoder((*pointers[:3],), pointers[3], (*pointers[4:],), 2, 4, *map(Affine.of, norms))
-    x = torch.randn(5, 33, 24, generator=random)
+    x = torch.randn(rows, tokens, 24, generator=random)
+    seen = torch.rand(rows, 1, tokens, tokens, generator=random)
     kernel = at(level)
-    for mask in (None, (torch.rand(5, 1, 33, 33, generator=random) < 0.5).expand(5, 4, 33, 33)):
+    for mask in (None, (seen < 0.5).expand(-1, 4, -1, -1), seen.expand(-1, 4, -1, -1)):
         q, k, v = kernel.linears(x, packed[:3], threads)
-        split = (one.view(5, 33, 4, -1).transpose(1, 2) for one in (q, k, v))
-        attended = kernel.attend(*split, mask, 10**-0.5, threads).view(5, 33, 32)
+        split = (one.view(rows, tokens, 4, -1).transpose(1, 2) for one in (q, k, v))
+        attended = kernel.attend(*split, mask, 10**-0.5, threads).view(rows, tokens, 32)
         numbers = [(norm.weight, norm.bias, norm.eps) for norm in norms]
         middle = kernel.chain(attended, packed[3:4], x, numbers[0], threads)
         want = kernel.chain(middle, packed[4:], middle, numbers[1], threads)
         assert torch.equal(kernel.encode(x, encoder, mask, threads), want)
+
+
+@levels
+@pytest.mark.parametrize("tokens", [7, 33, 100, 130])
+@torch.no_grad()
+def test_a_text_does_not_depend_on_those_beside_it(level: int, tokens: int) -> None:
+    random = torch.Generator().manual_seed(0)
+    layers = [SparseLinear(torch.randn(24, 24, generator=random)) for _ in range(5)]
+    pointers = [ctypes.pointer(layer.packed()) for layer in layers]
+    norm = nn.LayerNorm(24)
+    encoder = Encoder((*pointers[:3],), pointers[3], (pointers[4],), 1, 4, Affine.of(norm), Affine.of(norm))
+    x = torch.randn(900 // tokens, tokens, 24, generator=random)
+    alone = torch.cat([at(level).encode(one[None], encoder, None, 1) for one in x])
+    torch.testing.assert_close(at(level).encode(x, encoder, None, 2), alone, rtol=1e-4, atol=1e-4)
 
 
 def test_layers_that_do_not_fit_each_other_are_refused() -> None:

@@ -15,6 +15,10 @@ from platon.deploy.sparse_operator import refuse
 _version = operator.attrgetter("_version")
 _address = operator.methodcaller("data_ptr")
 
+# Of the last check: the tensors (kept, so that their ids stay theirs), those of them that count their changes, and what
+# says that they are unchanged.
+_Checked = tuple[list[Tensor], list[Tensor], list[int]]
+
 
 class InferenceLayer(Packed):
     """Checks the inputs at each call, and the buffers whenever they have changed since the last one."""
@@ -27,8 +31,7 @@ class InferenceLayer(Packed):
         self.out_features, self.in_features = rows, columns
         self.register_buffer("bias", bias)
         self.activation = activation
-        # Of the last check: the tensors (kept, so that their ids stay theirs), and what says that they are unchanged.
-        self._checked: tuple[list[Tensor], list[int]] | None = None
+        self._checked: _Checked | None = None
         self.training = False
 
     def check(self, x: Tensor) -> None:
@@ -50,7 +53,7 @@ class InferenceLayer(Packed):
         PyTorch counts the in-place changes of a tensor in `_version`; tensors made in inference mode have no such
         count, so a change to one of them goes unnoticed here (the kernel stays inside its arrays all the same).
         """
-        if self._checked is not None and self._identity(self._checked[0]) == self._checked[1]:
+        if self._checked is not None and self._identity(*self._checked[:2]) == self._checked[2]:
             return
         refuse(self.checked())
 
@@ -59,13 +62,14 @@ class InferenceLayer(Packed):
         problem = self.problem()
         if problem is None:
             tensors = [tensor for tensor in self._buffers.values() if tensor is not None]
-            self._checked = (tensors, self._identity(tensors))
+            counted = [tensor for tensor in tensors if not tensor.is_inference()]
+            self._checked = (tensors, counted, self._identity(tensors, counted))
         return problem
 
-    def _identity(self, tensors: list[Tensor]) -> list[int]:
+    def _identity(self, tensors: list[Tensor], counted: list[Tensor]) -> list[int]:
         """Numbers that differ once a buffer is another one, was written to or lies elsewhere."""
-        counted = [_version(tensor) for tensor in tensors if not tensor.is_inference()]
-        return [*counted, *map(_address, tensors), *map(id, self._buffers.values()), *self._sizes()]
+        held = map(id, self._buffers.values())
+        return [*map(_version, counted), *map(_address, tensors), *held, *self._sizes()]
 
     def _sizes(self) -> tuple[int, ...]:
         return (self.out_features, self.in_features)

@@ -81,6 +81,15 @@ struct matrix {
     int activation;
 };
 
+/* A layer norm as the caller passes it; `weight` and `bias` may be NULL. */
+struct affine {
+    const float *weight;
+    int64_t weight_bytes;
+    const float *bias;
+    int64_t bias_bytes;
+    float epsilon;
+};
+
 struct norm {
     const float *weight, *bias; /* or NULL */
     float epsilon;
@@ -231,6 +240,13 @@ static int accept_all(const struct layer *const *layers, int count, struct matri
         if (!accept(layers[i], &matrices[i]))
             return 0;
     return 1;
+}
+
+/* The norm over `rows` features whose arrays have as many numbers; 0: they have not. */
+static int accept_norm(const struct affine *a, int64_t rows, struct norm *norm) {
+    *norm = (struct norm){a->weight, a->bias, a->epsilon};
+    return (!a->weight || (usable(a->weight, a->weight_bytes, 4) && a->weight_bytes / 4 == rows)) &&
+           (!a->bias || (usable(a->bias, a->bias_bytes, 4) && a->bias_bytes / 4 == rows));
 }
 
 /* Memory that a thread keeps between calls, because new memory costs page faults; freed when the thread ends. */

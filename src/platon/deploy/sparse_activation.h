@@ -1,35 +1,37 @@
 /* Activations of vectors of sums, for one vector width; included by sparse_level.h. */
 
-/* The smaller of two numbers; `b` where `a` is NaN. */
-TARGET static inline VEC NAME(least)(VEC a, VEC b) {
-    INTS below = a < b;
-    return (VEC)((below & (INTS)a) | (~below & (INTS)b));
-}
-
-/* The larger of two numbers; `a` where one of them is NaN. */
-TARGET static inline VEC NAME(most_of)(VEC a, VEC b) {
-    INTS below = a < b;
-    return (VEC)((below & (INTS)b) | (~below & (INTS)a));
-}
+/* Of two numbers the smaller, `b` where `a` is NaN, and the larger, `a` where one of them is NaN; the nearest whole number
+   of one that is not above 0; and y times 2 to the power of a whole number. AVX-512 has an instruction for each. */
+#if VECTOR == 16 && !defined(LOWERED)
+#define LEAST(a, b) (VEC) _mm512_min_ps((__m512)(a), (__m512)(b))
+#define MOST_OF(a, b) (VEC) _mm512_max_ps((__m512)(b), (__m512)(a))
+#define WHOLE(x) (VEC) _mm512_roundscale_ps((__m512)(x), _MM_FROUND_TO_NEAREST_INT)
+#define SCALED(y, whole) (VEC) _mm512_scalef_ps((__m512)(y), (__m512)(whole))
+#else
+TARGET static inline VEC NAME(choose)(INTS which, VEC a, VEC b) { return (VEC)((which & (INTS)a) | (~which & (INTS)b)); }
+#define LEAST(a, b) NAME(choose)((a) < (b), a, b)
+#define MOST_OF(a, b) NAME(choose)((a) < (b), b, a)
+#define WHOLE(x) __builtin_convertvector(__builtin_convertvector((x)-0.5f, INTS), VEC)
+#define SCALED(y, whole) (VEC)((INTS)(y) + __builtin_convertvector(whole, INTS) * (1 << 23))
+#endif
 
 TARGET static inline VEC NAME(absolute)(VEC x) { return (VEC)((INTS)x & 0x7fffffff); }
 
 /* 2^x for x from -126 to 0. */
 TARGET static inline VEC NAME(power)(VEC x) {
-    INTS integer = __builtin_convertvector(x - 0.5f, INTS);
-    VEC fraction = x - __builtin_convertvector(integer, VEC);
+    VEC whole = WHOLE(x), fraction = x - whole;
     VEC y = (VEC){0} + 1.32669706e-3f;
     y = y * fraction + 9.67545994e-3f;
     y = y * fraction + 5.55074252e-2f;
     y = y * fraction + 0.240221217f;
     y = y * fraction + 0.693146944f;
     y = y * fraction + 1.00000012f;
-    return (VEC)((INTS)y + integer * (1 << 23));
+    return SCALED(y, whole);
 }
 
 /* x Φ(x) = max(x, 0) - t Φ(-t), t = |x|. The polynomial is log2 Φ(-t), fitted up to 7.5, where t Φ(-t) is 2e-13. */
 TARGET static inline VEC NAME(gelu)(VEC x) {
-    VEC size = NAME(absolute)(x), t = NAME(least)(size, (VEC){0} + 7.5f);
+    VEC size = NAME(absolute)(x), t = LEAST(size, (VEC){0} + 7.5f);
     VEC y = (VEC){0} - 9.36431732e-9f;
     y = y * t + 3.41511793e-7f;
     y = y * t - 5.20769572e-6f;
@@ -46,7 +48,7 @@ TARGET static inline VEC NAME(gelu)(VEC x) {
 
 /* max(x, 0) - t 2^-u / (1 + 2^-u), t = |x|, u = 2 √(2/π) (t + 0.044715 t³) / ln 2: 63 at t = 7.5. */
 TARGET static inline VEC NAME(gelu_tanh)(VEC x) {
-    VEC size = NAME(absolute)(x), t = NAME(least)(size, (VEC){0} + 7.5f);
+    VEC size = NAME(absolute)(x), t = LEAST(size, (VEC){0} + 7.5f);
     VEC y = NAME(power)(-t * (2.30220820f + 0.102943240f * t * t));
     return 0.5f * (x + size) - t * (y / (1.0f + y));
 }

@@ -63,7 +63,7 @@ TARGET APART static void NAME(exponentials)(float *scores, int64_t count, const 
     for (int64_t i = 0; i < count; i += VECTOR)
         UNROLL for (int q = 0; q < QUERIES; q++) {
             VEC *at = (VEC *)(scores + q * count + i), score = *at + *(const VEC *)(mask + q * step + i);
-            most[q] = NAME(most_of)(most[q], score); /* one that is NaN is passed over, and makes the sum NaN */
+            most[q] = MOST_OF(most[q], score); /* one that is NaN is passed over, and makes the sum NaN */
             *at = score;
         }
     UNROLL for (int q = 0; q < QUERIES; q++) {
@@ -74,7 +74,7 @@ TARGET APART static void NAME(exponentials)(float *scores, int64_t count, const 
         UNROLL for (int q = 0; q < QUERIES; q++) {
             VEC *at = (VEC *)(scores + q * count + i), score = *at - largest[q];
             INTS there = ~(score < lowest);
-            *at = (VEC)((INTS)NAME(power)(NAME(most_of)(score, lowest)) & there);
+            *at = (VEC)((INTS)NAME(power)(MOST_OF(score, lowest)) & there);
             sum[q] += *at;
         }
     UNROLL for (int q = 0; q < QUERIES; q++) sums[q] = NAME(total)(sum[q]);

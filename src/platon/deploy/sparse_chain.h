@@ -1,12 +1,19 @@
-/* Matrices one after the other, then a sum with a second input and a layer normalisation. What lies between the first
-   input and the last output stays in a tile, which is neither transposed nor written to memory. Included by sparse.c. */
+/* Matrices one after the other, with sums and layer normalisations between them. What lies between the first input and
+   the last output stays in a tile, which is neither transposed nor written to memory. Included by sparse.c. */
+
+/* What follows a matrix: a sum with what is at a place of the chain, and a norm. */
+struct sum {
+    int from; /* or NOTHING */
+    const struct norm *norm; /* or NULL */
+};
+#define NOTHING (-1)
 
 struct chain {
     struct matrix matrices[MOST_MATRICES];
+    struct sum after[MOST_MATRICES];
     int count, level, threads;
     const float *x, *added; /* `added` or NULL */
-    int64_t tokens, x_stride, added_stride;
-    const struct norm *norm; /* or NULL */
+    int64_t tokens, x_stride, added_stride, added_features;
     float *out;
     int64_t lanes, tiles;               /* tokens in the widest tile, and tiles */
     int64_t place[MOST_MATRICES + 2];   /* of the input, of what each matrix makes and of `added` in the scratch memory */
@@ -24,24 +31,32 @@ static void compute_block(const struct chain *c, int step, int64_t block, int64_
 }
 
 static void read_inputs(const struct chain *c, int64_t token, int64_t wide, float *memory) {
-    int64_t left = c->tokens - token, rows = c->matrices[c->count - 1].rows;
+    int64_t left = c->tokens - token;
     CALL(c->level, read_tile,
          (c->x + token * c->x_stride, c->x_stride, left, c->matrices->columns_in, wide, memory + c->place[0]));
-    if (c->added && c->added != c->x)
+    if (c->added)
         CALL(c->level, read_tile,
-             (c->added + token * c->added_stride, c->added_stride, left, rows, wide, memory + c->place[c->count + 1]));
+             (c->added + token * c->added_stride, c->added_stride, left, c->added_features, wide,
+              memory + c->place[c->count + 1]));
 }
 
-static void write_output(const struct chain *c, int64_t token, int64_t wide, float *memory) {
-    int64_t left = c->tokens - token, rows = c->matrices[c->count - 1].rows;
-    float *tile = memory + c->place[c->count];
-    if (c->added)
-        CALL(c->level, add_tile, (tile, memory + c->place[c->added == c->x ? 0 : c->count + 1], rows * wide));
-    if (c->norm)
-        CALL(c->level, norm_tile, (tile, rows, wide, c->norm));
+/* The sum and the norm after a matrix. */
+static void finish_step(const struct chain *c, int step, int64_t wide, float *memory) {
+    int64_t rows = c->matrices[step].rows;
+    const struct sum *sum = &c->after[step];
+    float *tile = memory + c->place[step + 1];
+    if (sum->from != NOTHING)
+        CALL(c->level, add_tile, (tile, memory + c->place[sum->from], rows * wide));
+    if (sum->norm)
+        CALL(c->level, norm_tile, (tile, rows, wide, sum->norm));
+}
+
+static void write_output(const struct chain *c, int64_t token, int64_t wide, const float *memory) {
+    int64_t rows = c->matrices[c->count - 1].rows;
     for (int64_t row = 0; row < rows; row += ROW_BLOCK)
         CALL(c->level, write_tile,
-             (tile + row * wide, wide, left, rows - row, c->out + token * rows + row, rows));
+             (memory + c->place[c->count] + row * wide, wide, c->tokens - token, rows - row, c->out + token * rows + row,
+              rows));
 }
 
 /* What a matrix reads behind the features that there are has to be numbers of ours, whatever the arrays contain. */
@@ -63,9 +78,11 @@ static void run_tiles(void *data) {
     for (int64_t tile; (tile = atomic_fetch_add(&c->taken, 1)) < c->tiles;) {
         int64_t token = tile * widest(c->level), wide = tile_width(c->level, c->tokens - token);
         read_inputs(c, token, wide, memory);
-        for (int step = 0; step < c->count; step++)
+        for (int step = 0; step < c->count; step++) {
             for (int64_t block = 0; block < c->matrices[step].blocks; block++)
                 compute_block(c, step, block, wide, memory);
+            finish_step(c, step, wide, memory);
+        }
         write_output(c, token, wide, memory);
     }
 }
@@ -85,9 +102,43 @@ static void share_tiles(struct chain *c, parallel gomp_parallel) {
         for (c->step = 0; c->step < c->count; c->step++) {
             atomic_store(&c->taken, 0);
             gomp_parallel(run_blocks, c, (unsigned)c->threads, 0);
+            finish_step(c, c->step, c->wide, c->scratch);
         }
         write_output(c, c->token, c->wide, c->scratch);
     }
+}
+
+/* Compute a chain whose matrices, sums and tensors are set. */
+static int run_chain(struct chain *c, int threads, parallel gomp_parallel) {
+    int64_t rows = c->matrices[c->count - 1].rows, products = 0, lanes = widest(c->level);
+    for (int i = 1; i < c->count; i++)
+        if (c->matrices[i].columns_in != c->matrices[i - 1].rows)
+            return BAD_ARRAYS;
+    if (c->tokens <= 0 || rows <= 0)
+        return DONE;
+    c->lanes = c->tokens < lanes ? tile_width(c->level, c->tokens) : lanes;
+    c->tiles = (c->tokens + lanes - 1) / lanes;
+    for (int i = 0; i <= c->count; i++) {
+        int64_t made = i ? c->matrices[i - 1].blocks * ROW_BLOCK : c->matrices->columns_in;
+        int64_t read = i < c->count ? reach(&c->matrices[i], c->lanes) : rows;
+        c->place[i + 1] = c->place[i] + (made > read ? made : read) * c->lanes;
+        products += i < c->count ? cost(&c->matrices[i], c->matrices[i].blocks) * c->tokens : 0;
+    }
+    c->floats = c->place[c->count + 1] + (c->added ? c->added_features * c->lanes : 0);
+    c->floats = (c->floats + 15) / 16 * 16;
+    c->threads = useful_threads(threads, gomp_parallel, products);
+    /* With few tiles for many threads some would have nothing to do: then all of them share each tile. */
+    int shared = c->tiles < 2 * c->threads && c->tiles % c->threads;
+    c->scratch = scratch(TILES, (size_t)(shared ? 1 : c->threads) * c->floats);
+    if (!c->scratch)
+        return NO_MEMORY;
+    if (shared)
+        share_tiles(c, gomp_parallel);
+    else if (c->threads > 1)
+        gomp_parallel(run_tiles, c, (unsigned)c->threads, 0);
+    else
+        run_tiles(c);
+    return DONE;
 }
 
 /* out = norm(layerₙ(… layer₁(x)) + added), where a layer is activation(x Wᵀ + bias). `added` [tokens, rows of the last
@@ -97,43 +148,20 @@ int platon_sparse_chain(const float *x, int64_t tokens, int64_t x_stride, const 
                         const float *added, int64_t added_stride, int has_norm, const float *weight,
                         int64_t weight_bytes, const float *bias, int64_t bias_bytes, float epsilon, float *out,
                         int threads, parallel gomp_parallel, int level) {
-    struct norm norm = {weight, bias, epsilon};
-    struct chain c = {.count = count, .level = level, .x = x, .added = added, .tokens = tokens, .x_stride = x_stride,
-                      .added_stride = added_stride, .norm = has_norm ? &norm : NULL, .out = out};
+    struct affine given = {weight, weight_bytes, bias, bias_bytes, epsilon};
+    struct norm norm;
+    struct chain c = {.count = count, .level = level, .x = x, .tokens = tokens, .x_stride = x_stride, .out = out};
     if (!accept_all(layers, count, c.matrices))
         return BAD_ARRAYS;
-    int64_t rows = c.matrices[count - 1].rows, products = 0;
-    for (int i = 1; i < count; i++)
-        if (c.matrices[i].columns_in != c.matrices[i - 1].rows)
-            return BAD_ARRAYS;
-    if ((weight && (!usable(weight, weight_bytes, 4) || weight_bytes / 4 != rows)) ||
-        (bias && (!usable(bias, bias_bytes, 4) || bias_bytes / 4 != rows)))
+    int64_t rows = c.matrices[count - 1].rows;
+    if (!accept_norm(&given, rows, &norm))
         return BAD_ARRAYS;
     if (added == x && (rows != c.matrices->columns_in || added_stride != x_stride))
         return BAD_ARRAYS; /* the same numbers cannot be both */
-    if (tokens <= 0 || rows <= 0)
-        return DONE;
-    c.lanes = tokens < widest(level) ? tile_width(level, tokens) : widest(level);
-    c.tiles = (tokens + widest(level) - 1) / widest(level);
-    for (int i = 0; i <= count; i++) {
-        int64_t made = i ? c.matrices[i - 1].blocks * ROW_BLOCK : c.matrices->columns_in;
-        int64_t read = i < count ? reach(&c.matrices[i], c.lanes) : rows;
-        c.place[i + 1] = c.place[i] + (made > read ? made : read) * c.lanes;
-        products += i < count ? cost(&c.matrices[i], c.matrices[i].blocks) * tokens : 0;
-    }
-    c.floats = c.place[count + 1] + (added && added != x ? rows * c.lanes : 0);
-    c.floats = (c.floats + 15) / 16 * 16;
-    c.threads = useful_threads(threads, gomp_parallel, products);
-    /* With few tiles for many threads some would have nothing to do: then all of them share each tile. */
-    int shared = c.tiles < 2 * c.threads && c.tiles % c.threads;
-    c.scratch = scratch(TILES, (size_t)(shared ? 1 : c.threads) * c.floats);
-    if (!c.scratch)
-        return NO_MEMORY;
-    if (shared)
-        share_tiles(&c, gomp_parallel);
-    else if (c.threads > 1)
-        gomp_parallel(run_tiles, &c, (unsigned)c.threads, 0);
-    else
-        run_tiles(&c);
-    return DONE;
+    if (added && added != x)
+        c.added = added, c.added_stride = added_stride, c.added_features = rows;
+    for (int i = 0; i < count; i++)
+        c.after[i] = (struct sum){NOTHING, NULL};
+    c.after[count - 1] = (struct sum){!added ? NOTHING : added == x ? 0 : count + 1, has_norm ? &norm : NULL};
+    return run_chain(&c, threads, gomp_parallel);
 }

@@ -21,3 +21,7 @@ typedef int32_t NAME(ints) __attribute__((vector_size(4 * VECTOR), aligned(4), m
 #undef MOST
 #undef TARGET
 #undef NAME
+#undef LEAST
+#undef MOST_OF
+#undef WHOLE
+#undef SCALED

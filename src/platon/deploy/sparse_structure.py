@@ -85,7 +85,7 @@ class Encoder(ctypes.Structure):
     _fields_ = (
         ("inward", ctypes.POINTER(Layer) * 3),
         ("out", ctypes.POINTER(Layer)),
-        ("forward", ctypes.POINTER(Layer) * 8),
+        ("forward", ctypes.POINTER(Layer) * 7),
         *((name, ctypes.c_int64) for name in ("forward_count", "heads")),
         *((name, Affine) for name in ("first", "last")),
     )
