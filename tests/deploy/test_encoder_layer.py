@@ -231,6 +231,13 @@ def test_changed_tensors_are_seen_and_training_is_refused() -> None:
     assert differs()
     own.parts.norms[1].weight.div_(2)
     assert not differs()
+    own.parts.norms[1].eps = 0.5
+    assert differs()
+    own.parts.norms[1].eps = 1e-12
+    own.parts.norms[0].weight.data = torch.full((48,), 0.5)
+    assert differs()
+    own.parts.norms[0].weight.data = torch.ones(48)
+    assert not differs()
     own.parts.norms[0].bias = nn.Parameter(torch.ones(48), requires_grad=False)
     assert differs()
     own.parts.norms[0].bias = nn.Parameter(torch.zeros(48), requires_grad=False)

@@ -10,17 +10,16 @@ import contextlib
 import ctypes
 import inspect
 import itertools
-import operator
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from platon.deploy.attention import FEWEST_QUERIES, MOST_KEYS, expanded
-from platon.deploy.inference_layer import is_eager
+from platon.deploy.inference_layer import Snapshot, is_eager
 from platon.deploy.layer import SparseLinear, is_readable
 from platon.deploy.outline import is_hooked, outline
 from platon.deploy.sparse_operator import kernel
@@ -63,6 +62,15 @@ class Parts:
         return sum(layer.values.numel() for layer in self.inward)
 
 
+class _Packed(NamedTuple):
+    """A layer as the kernel takes it, with what it was made of."""
+
+    settings: tuple[Any, ...]
+    snapshot: Snapshot
+    layers: list[Layer]  # kept: `encoder` has pointers to them
+    encoder: Encoder
+
+
 class Alike:
     """Layers that are alike but for their numbers. One trial tells for all of them.
 
@@ -100,7 +108,7 @@ class EncoderLayer:
         self.parts, self.alike = parts, alike
         self._inside = [(one, list(one._modules.values())) for one in parts.module.modules()]
         self._names = list(inspect.signature(type(parts.module).forward).parameters)[1:]  # the tokens come first
-        self._packed: tuple[list[Layer], Encoder] | None = None  # the matrices as the kernel takes them, and all of it
+        self._packed: _Packed | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         asked = {**dict(zip(self._names, args, strict=False)), **kwargs}
@@ -136,17 +144,23 @@ class EncoderLayer:
         return kernel().encode(x, self._encoder(guess), mask)
 
     def _encoder(self, guess: _Guess) -> Encoder:
-        """What the kernel takes; the buffers are checked if they have changed."""
+        """What the kernel takes; the numbers of the layer are checked if they have changed."""
+        settings = (guess, *(norm.eps for norm in self.parts.norms))
+        packed = self._packed
+        if packed is None or packed.settings != settings or not packed.snapshot.is_current():
+            self._packed = packed = self._pack(guess, settings)
+        return packed.encoder
+
+    def _pack(self, guess: _Guess, settings: tuple[Any, ...]) -> _Packed:
         order, heads = guess
-        layers = [self.parts.inward[i].packed() for i in order] + [layer.packed() for layer in self.parts.onward]
-        if self._packed is None or any(map(operator.is_not, layers, self._packed[0])):
-            pointers = list(map(ctypes.pointer, layers))
-            made = Encoder((*pointers[:3],), pointers[3], (*pointers[4:],), len(pointers) - 4)
-            self._packed = layers, made
-        encoder = self._packed[1]
-        encoder.heads = heads
-        encoder.first, encoder.last = map(Affine.of, self.parts.norms)
-        return encoder
+        linears = [*(self.parts.inward[i] for i in order), *self.parts.onward]
+        layers = [linear.packed() for linear in linears]
+        pointers = list(map(ctypes.pointer, layers))
+        forward = pointers[4:]
+        norms = map(Affine.of, self.parts.norms)
+        encoder = Encoder((*pointers[:3],), pointers[3], (*forward,), len(forward), heads, *norms)
+        snapshot = Snapshot(*(linear._buffers for linear in linears), *(norm._parameters for norm in self.parts.norms))
+        return _Packed(settings, snapshot, layers, encoder)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_packed": None}  # a copy has tensors of its own

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,9 +17,30 @@ from platon.deploy.sparse_operator import refuse
 _version = operator.attrgetter("_version")
 _address = operator.methodcaller("data_ptr")
 
-# Of the last check: the tensors (kept, so that their ids stay theirs), those of them that count their changes, and what
-# says that they are unchanged.
-_Checked = tuple[list[Tensor], list[Tensor], list[int]]
+
+class Snapshot:
+    """Remembers the tensors that modules hold, to tell whether one was replaced, written to or moved since.
+
+    PyTorch counts the in-place changes of a tensor in `_version`; tensors made in inference mode have no such count, so
+    that a change to one of them goes unnoticed.
+
+    Args:
+        holders: the `_parameters` or `_buffers` of modules.
+    """
+
+    def __init__(self, *holders: Mapping[str, Tensor | None]) -> None:
+        self._holders = holders
+        held = [tensor for holder in holders for tensor in holder.values() if tensor is not None]
+        self._tensors = held  # kept, so that their ids stay theirs
+        self._counted = [tensor for tensor in held if not tensor.is_inference()]
+        self._numbers = self._read()
+
+    def is_current(self) -> bool:
+        return self._read() == self._numbers
+
+    def _read(self) -> list[int]:
+        held = itertools.chain.from_iterable([holder.values() for holder in self._holders])
+        return [*map(id, held), *map(_address, self._tensors), *map(_version, self._counted)]
 
 
 class InferenceLayer(Packed):
@@ -31,7 +54,7 @@ class InferenceLayer(Packed):
         self.out_features, self.in_features = rows, columns
         self.register_buffer("bias", bias)
         self.activation = activation
-        self._checked: _Checked | None = None
+        self._checked: tuple[Snapshot, tuple[int, ...]] | None = None  # the buffers and sizes that were checked last
         self.training = False
 
     def check(self, x: Tensor) -> None:
@@ -50,26 +73,17 @@ class InferenceLayer(Packed):
     def check_buffers(self) -> None:
         """Check the arrays of the matrix once, and again when one was replaced or written to.
 
-        PyTorch counts the in-place changes of a tensor in `_version`; tensors made in inference mode have no such
-        count, so a change to one of them goes unnoticed here (the kernel stays inside its arrays all the same).
+        A change that a `Snapshot` does not notice is harmless: the kernel stays inside its arrays all the same.
         """
-        if self._checked is not None and self._identity(*self._checked[:2]) == self._checked[2]:
-            return
-        refuse(self.checked())
+        if self._checked is None or not self._checked[0].is_current() or self._checked[1] != self._sizes():
+            refuse(self.checked())
 
     def checked(self) -> str | None:
         """What is wrong with the buffers; if nothing is, they are not checked again until they change."""
         problem = self.problem()
         if problem is None:
-            tensors = [tensor for tensor in self._buffers.values() if tensor is not None]
-            counted = [tensor for tensor in tensors if not tensor.is_inference()]
-            self._checked = (tensors, counted, self._identity(tensors, counted))
+            self._checked = Snapshot(self._buffers), self._sizes()
         return problem
-
-    def _identity(self, tensors: list[Tensor], counted: list[Tensor]) -> list[int]:
-        """Numbers that differ once a buffer is another one, was written to or lies elsewhere."""
-        held = map(id, self._buffers.values())
-        return [*map(_version, counted), *map(_address, tensors), *held, *self._sizes()]
 
     def _sizes(self) -> tuple[int, ...]:
         return (self.out_features, self.in_features)

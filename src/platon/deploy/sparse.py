@@ -66,13 +66,10 @@ def sparsify(model: nn.Module, *, tokens: int = 128, dense_above: float | None =
     if dense_above is not None:
         names = {name for name, share in shares.items() if share <= dense_above}
     else:
+        shapes = {name: _matrix(module).shape for name, module in linears.items()}
         candidates = {
-            name: Candidate(
-                weights=_matrix(module).numel(),
-                share=shares[name],
-                limit=calibration.limit(make, *_matrix(module).shape, tokens),
-            )
-            for name, module in linears.items()
+            name: Candidate(rows * columns, shares[name], calibration.limit(make, rows, columns, tokens))
+            for name, (rows, columns) in shapes.items()
         }
         names = choose(candidates, blocks_of(model) if make is SparseLinear else ())
     chosen = [module for name, module in linears.items() if name in names]
