@@ -7,9 +7,9 @@
    A case is one to three random matrices in the kernel's format, random tokens, and one to three changes to one of the
    matrices: other counts, columns or starts, arrays that are too short or too long, other sizes. The matrices are
    computed side by side or one after the other, with or without a sum and a norm; beside them attention is computed, on
-   other arrays, which nothing damages. Every array is allocated with exactly
-   the size that the kernel is told. An undamaged case is computed a second time without the format and compared, and a
-   third time with activations. Prints the number of cases that were computed, refused, and undamaged, and a digest of all
+   other arrays, which nothing damages, and a whole encoder layer, one of whose matrices is damaged too. Every array is
+   allocated with exactly the size that the kernel is told. An undamaged case is computed a second time without the format
+   and compared, an encoder layer with its parts, and a third time with activations. Prints the number of cases that were computed, refused, and undamaged, and a digest of all
    bits of the undamaged results: with one LEVEL (0 is the baseline) two builds for different processors can be compared. */
 
 #include <math.h>
@@ -60,7 +60,25 @@ struct attention {
     float scale;
 };
 
+struct affine {
+    const void *weight;
+    int64_t weight_bytes;
+    const void *bias;
+    int64_t bias_bytes;
+    float epsilon;
+};
+
+struct encoder {
+    const struct layer *inward[3];
+    const struct layer *out;
+    const struct layer *forward[7];
+    int64_t forward_count, heads;
+    struct affine first, last;
+};
+
 int platon_attention(const struct attention *given, int threads, void *parallel, int level);
+int platon_encoder(const struct encoder *e, const float *x, int64_t rows, int64_t tokens, const struct attention *seen,
+                   float *result, int threads, void *parallel, int level);
 
 static uint64_t state;
 
@@ -156,6 +174,19 @@ static struct matrix draw_matrix(int64_t rows, int64_t columns_in) {
     resize(&m.values, filled * 4);
     resize(&m.columns, filled);
     return m;
+}
+
+static struct layer told(const struct matrix *m) {
+    return (struct layer){m->values.data, m->values.bytes, m->columns.data,
+                          m->columns.bytes, m->counts.data, m->counts.bytes,
+                          m->starts.data, m->starts.bytes, m->missing ? NULL : m->bias.data,
+                          m->missing ? -1 : m->bias.bytes, m->told_rows, m->columns_in,
+                          m->told_width, m->activation};
+}
+
+static void free_matrix(const struct matrix *m) {
+    free(m->dense.data), free(m->values.data), free(m->columns.data);
+    free(m->counts.data), free(m->starts.data), free(m->bias.data);
 }
 
 static void damage(struct matrix *m, struct array *out, int64_t tokens) {
@@ -254,26 +285,33 @@ static const float *token_of(const struct heads *of, int64_t row, int64_t head, 
     return of->data + row * of->row + head * of->head + token * of->token;
 }
 
+/* A mask for attention as it is described, or none. */
+static struct array draw_mask(struct attention *a) {
+    a->mask_kind = (int64_t)draw(3);
+    if (!a->mask_kind)
+        return (struct array){NULL, 0};
+    int each_head = (int)draw(2), each_query = (int)draw(2);
+    a->mask_key = 1, a->mask_query = each_query ? a->keys : 0;
+    a->mask_head = each_head ? a->keys * (each_query ? a->queries : 1) : 0;
+    a->mask_row = a->keys * (each_query ? a->queries : 1) * (each_head ? a->heads : 1);
+    struct array mask = a->mask_kind == 1 ? make(a->rows * a->mask_row) : numbers(a->rows * a->mask_row);
+    for (int64_t i = 0; a->mask_kind == 1 && i < mask.bytes; i++)
+        ((uint8_t *)mask.data)[i] = draw(3) > 0;
+    a->mask = mask.data;
+    return mask;
+}
+
 /* Whether attention to random keys, with a random mask or none, differs from double precision. */
 static int attends_wrongly(int level) {
     struct attention a = {.rows = 1 + draw(3), .heads = 1 + draw(3), .queries = 1 + draw(20), .keys = 1 + draw(80)};
     a.features = 1 + draw(40), a.value_features = draw(2) ? a.features : 1 + (int64_t)draw(40), a.scale = number();
-    struct array q = numbers(a.rows * a.heads * a.queries * a.features), mask = {NULL, 0};
+    struct array q = numbers(a.rows * a.heads * a.queries * a.features);
     struct array k = numbers(a.rows * a.heads * a.keys * a.features);
     struct array v = numbers(a.rows * a.heads * a.keys * a.value_features);
     struct array out = make(a.rows * a.heads * a.queries * a.value_features * 4);
     a.q = lay_out(&q, a.heads, a.queries, a.features), a.k = lay_out(&k, a.heads, a.keys, a.features);
-    a.v = lay_out(&v, a.heads, a.keys, a.value_features), a.out = out.data, a.mask_kind = (int64_t)draw(3);
-    if (a.mask_kind) {
-        int each_head = (int)draw(2), each_query = (int)draw(2);
-        a.mask_key = 1, a.mask_query = each_query ? a.keys : 0;
-        a.mask_head = each_head ? a.keys * (each_query ? a.queries : 1) : 0;
-        a.mask_row = a.keys * (each_query ? a.queries : 1) * (each_head ? a.heads : 1);
-        mask = a.mask_kind == 1 ? make(a.rows * a.mask_row) : numbers(a.rows * a.mask_row);
-        for (int64_t i = 0; a.mask_kind == 1 && i < mask.bytes; i++)
-            ((uint8_t *)mask.data)[i] = draw(3) > 0;
-        a.mask = mask.data;
-    }
+    a.v = lay_out(&v, a.heads, a.keys, a.value_features), a.out = out.data;
+    struct array mask = draw_mask(&a);
     int wrong = platon_attention(&a, 1, NULL, level);
     for (int64_t at = 0; at < a.rows * a.heads * a.queries && !wrong; at++) {
         int64_t row = at / (a.heads * a.queries), head = at / a.queries % a.heads, query = at % a.queries;
@@ -305,6 +343,71 @@ static int attends_wrongly(int level) {
     return wrong;
 }
 
+#define IN_ENCODER 6 /* matrices, at most */
+
+/* Whether a whole encoder layer differs from its parts; one with a damaged matrix or norm only has to stay in bounds. */
+static int encodes_wrongly(int level) {
+    struct attention a = {.rows = 1 + draw(10), .heads = 1 + draw(3), .queries = 1 + draw(40)};
+    int64_t features = 1 + draw(80), tokens = a.rows * a.queries, between = 1 + draw(140);
+    int64_t made = a.heads * (1 + draw(20)), passed = a.heads * (1 + draw(20));
+    int damaged = draw(8) != 0, count = 5 + (int)draw(2);
+    int64_t sizes[][2] = {{made, features}, {made, features}, {passed, features}, {features, passed},
+                          {count == 5 ? features : between, features}, {features, between}};
+    struct matrix matrices[IN_ENCODER];
+    struct layer layers[IN_ENCODER];
+    const struct layer *told_of[IN_ENCODER];
+    struct array affine[4], unused = make(0), x = numbers(tokens * features), result = make(tokens * features * 4);
+    a.keys = a.queries;
+    struct array mask = draw_mask(&a);
+    for (int i = 0; i < 4; i++)
+        affine[i] = numbers(features);
+    for (int i = 0; i < count; i++)
+        matrices[i] = draw_matrix(sizes[i][0], sizes[i][1]);
+    if (damaged && draw(4))
+        damage(&matrices[draw(count)], &unused, 0);
+    else if (damaged)
+        resize(&affine[draw(4)], (int64_t)draw(8 * features));
+    for (int i = 0; i < count; i++) {
+        layers[i] = told(&matrices[i]);
+        told_of[i] = &layers[i];
+    }
+    struct encoder e = {{told_of[0], told_of[1], told_of[2]}, told_of[3], {told_of[4]}, count - 4, a.heads,
+                        {affine[0].data, affine[0].bytes, affine[1].data, affine[1].bytes, 0.1f},
+                        {affine[2].data, affine[2].bytes, affine[3].data, affine[3].bytes, 0.1f}};
+    if (count == 6)
+        e.forward[1] = told_of[5];
+    int code = platon_encoder(&e, x.data, a.rows, a.queries, &a, result.data, 1, NULL, level);
+    int wrong = code == 1 || (!damaged && code);
+    if (!damaged && !wrong) {
+        struct array q = make(tokens * made * 4), k = make(tokens * made * 4), v = make(tokens * passed * 4);
+        struct array attended = make(tokens * passed * 4), middle = make(tokens * features * 4);
+        struct array want = make(tokens * features * 4);
+        float *outs[] = {q.data, k.data, v.data};
+        a.features = made / a.heads, a.value_features = passed / a.heads;
+        a.q = (struct heads){q.data, a.queries * made, a.features, made};
+        a.k = (struct heads){k.data, a.queries * made, a.features, made};
+        a.v = (struct heads){v.data, a.queries * passed, a.value_features, passed};
+        a.out = attended.data, a.scale = 1 / sqrtf((float)a.features);
+        platon_sparse_linears(x.data, tokens, features, told_of, 3, outs, 1, NULL, level);
+        platon_attention(&a, 1, NULL, level);
+        platon_sparse_chain(attended.data, tokens, passed, told_of + 3, 1, x.data, features, 1, affine[0].data,
+                            affine[0].bytes, affine[1].data, affine[1].bytes, 0.1f, middle.data, 1, NULL, level);
+        platon_sparse_chain(middle.data, tokens, features, told_of + 4, count - 4, middle.data, features, 1,
+                            affine[2].data, affine[2].bytes, affine[3].data, affine[3].bytes, 0.1f, want.data, 1, NULL,
+                            level);
+        for (int64_t i = 0; i < tokens * features; i++)
+            wrong |= !(fabsf(((float *)result.data)[i] - ((float *)want.data)[i]) <= 1e-3f);
+        take(&result);
+        free(q.data), free(k.data), free(v.data), free(attended.data), free(middle.data), free(want.data);
+    }
+    for (int i = 0; i < count; i++)
+        free_matrix(&matrices[i]);
+    for (int i = 0; i < 4; i++)
+        free(affine[i].data);
+    free(unused.data), free(x.data), free(result.data), free(mask.data);
+    return wrong;
+}
+
 int main(int words_count, char **words) {
     int64_t cases = words_count > 1 ? atoll(words[1]) : 1000, computed = 0, refused = 0, undamaged = 0;
     state = 88172645463325252ull + (words_count > 2 ? strtoull(words[2], NULL, 10) : 0) * 1000003;
@@ -329,12 +432,7 @@ int main(int words_count, char **words) {
         const struct layer *pointers[MOST];
         float *results[MOST];
         for (int i = 0; i < count; i++) {
-            struct matrix *m = &matrices[i];
-            layers[i] = (struct layer){m->values.data,  m->values.bytes, m->columns.data,
-                                       m->columns.bytes, m->counts.data, m->counts.bytes,
-                                       m->starts.data,  m->starts.bytes, m->missing ? NULL : m->bias.data,
-                                       m->missing ? -1 : m->bias.bytes,  m->told_rows,
-                                       m->columns_in,   m->told_width,   m->activation};
+            layers[i] = told(&matrices[i]);
             pointers[i] = &layers[i];
             results[i] = outs[i].data;
         }
@@ -353,6 +451,10 @@ int main(int words_count, char **words) {
         level = words_count > 3 ? atoi(words[3]) : level;
         if (attends_wrongly(level)) {
             printf("wrong attention in case %ld\n", (long)index);
+            return 1;
+        }
+        if (encodes_wrongly(level)) {
+            printf("wrong encoder layer in case %ld\n", (long)index);
             return 1;
         }
         if (chained)
@@ -417,13 +519,8 @@ int main(int words_count, char **words) {
             for (int i = chained ? count - 1 : 0; i < count; i++)
                 take(&outs[i]);
         }
-        for (int i = 0; i < count; i++) {
-            struct matrix *m = &matrices[i];
-            void *all[] = {m->dense.data,  m->values.data, m->columns.data, m->counts.data,
-                           m->starts.data, m->bias.data,   outs[i].data};
-            for (size_t j = 0; j < sizeof all / sizeof *all; j++)
-                free(all[j]);
-        }
+        for (int i = 0; i < count; i++)
+            free_matrix(&matrices[i]), free(outs[i].data);
         free(x.data), free(added.data), free(weight.data), free(bias.data);
     }
     printf("{\"computed\": %ld, \"refused\": %ld, \"undamaged\": %ld, \"digest\": %lu}\n", (long)computed, (long)refused,

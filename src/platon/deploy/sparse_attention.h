@@ -83,18 +83,18 @@ TARGET APART static void NAME(exponentials)(float *scores, int64_t count, const 
 /* What is added to the scores of a query: -infinity for keys that it does not see and for those behind the last one. */
 TARGET static void NAME(read_mask)(const struct attention *a, int64_t row, int64_t head, int64_t query, float *mask) {
     int64_t first = row * a->mask_row + head * a->mask_head + query * a->mask_query, step = a->mask_key;
-    const uint8_t *flags = (const uint8_t *)a->mask + first;
-    const float *numbers = (const float *)a->mask + first;
+    const uint8_t *flags = a->mask;
+    const float *numbers = a->mask;
     if (a->mask_kind == NO_MASK)
         memset(mask, 0, a->keys * sizeof(float));
     else if (a->mask_kind == FLAGS)
         for (int64_t i = 0; i < a->keys; i++)
-            mask[i] = flags[i * step] ? 0 : -INFINITY;
+            mask[i] = flags[first + i * step] ? 0 : -INFINITY;
     else
         for (int64_t i = 0; i < a->keys; i++) {
             /* The lowest float, which many masks have, must not become -infinity: a query that sees no key at all sees
                all of them alike then. */
-            float number = numbers[i * step], scaled = number * LOG2E;
+            float number = numbers[first + i * step], scaled = number * LOG2E;
             mask[i] = scaled < -FLT_MAX && number >= -FLT_MAX ? -FLT_MAX : scaled;
         }
     for (int64_t i = a->keys; i < padded(a->keys); i++)
