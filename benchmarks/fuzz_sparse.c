@@ -347,7 +347,8 @@ static int attends_wrongly(int level) {
 
 /* Whether a whole encoder layer differs from its parts; one with a damaged matrix or norm only has to stay in bounds. */
 static int encodes_wrongly(int level) {
-    struct attention a = {.rows = 1 + draw(10), .heads = 1 + draw(3), .queries = 1 + draw(40)};
+    struct attention a = {.rows = 1 + draw(10)};
+    a.heads = 1 + draw(3), a.queries = 1 + draw(40);
     int64_t features = 1 + draw(80), tokens = a.rows * a.queries, between = 1 + draw(140);
     int64_t made = a.heads * (1 + draw(20)), passed = a.heads * (1 + draw(20));
     int damaged = draw(8) != 0, count = 5 + (int)draw(2);
@@ -365,8 +366,10 @@ static int encodes_wrongly(int level) {
         matrices[i] = draw_matrix(sizes[i][0], sizes[i][1]);
     if (damaged && draw(4))
         damage(&matrices[draw(count)], &unused, 0);
-    else if (damaged)
-        resize(&affine[draw(4)], (int64_t)draw(8 * features));
+    else if (damaged) {
+        struct array *victim = &affine[draw(4)]; /* drawn first: the order of arguments is not the same everywhere */
+        resize(victim, (int64_t)draw(8 * features));
+    }
     for (int i = 0; i < count; i++) {
         layers[i] = told(&matrices[i]);
         told_of[i] = &layers[i];
