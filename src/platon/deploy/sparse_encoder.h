@@ -2,9 +2,8 @@
    rows go through all of it before the next ones, so that what its products pass on stays in the cache. Included by
    sparse.c. */
 
-#ifndef FEW_TOKENS
-#define FEW_TOKENS 128 /* that go through the layer together, at least */
-#endif
+/* Tokens that go through the layer together: at least, and as many as it takes to fill tiles, up to so many. */
+#define FEW_TOKENS 128
 #define MANY_TOKENS 512
 
 struct encoder {
@@ -20,7 +19,8 @@ struct encoding {
     const float *x;
     const struct attention *seen;
     float *result;
-    int64_t tokens, together, rows; /* of a row, and rows: that go through the layer together, and all that threads take */
+    int64_t tokens;         /* of a row */
+    int64_t together, rows; /* rows that go through the layer together, and that threads take: a multiple of these */
     int level;
     atomic_int failed;
     atomic_llong taken;
@@ -78,8 +78,7 @@ static int encode_rows(const struct encoding *w, int64_t first, int64_t rows, in
 static void run_rows(void *data) {
     struct encoding *w = data;
     for (int64_t first; (first = atomic_fetch_add(&w->taken, w->together)) < w->rows;) {
-        int64_t left = w->rows - first;
-        int failed = encode_rows(w, first, left < w->together ? left : w->together, 1, NULL);
+        int failed = encode_rows(w, first, w->together, 1, NULL);
         if (failed)
             atomic_store(&w->failed, failed);
     }
@@ -113,11 +112,14 @@ int platon_encoder(const struct encoder *e, const float *x, int64_t rows, int64_
         return DONE;
     struct encoding w = {.encoder = e, .x = x, .seen = seen, .result = result, .tokens = tokens, .level = level};
     w.together = rows_together(tokens, level);
-    threads = useful_threads(threads, gomp_parallel, INT64_MAX);
+    int64_t products = 0;
+    for (int i = 0; i < 3; i++)
+        products += cost(&inward[i], inward[i].blocks) * rows * tokens;
     /* As many rows as are the same work for every thread; all threads share what is left. */
-    w.rows = rows / (w.together * threads) * w.together * threads;
-    if (threads > 1 && w.rows)
-        gomp_parallel(run_rows, &w, (unsigned)threads, 0);
+    int useful = useful_threads(threads, gomp_parallel, products);
+    w.rows = rows / (w.together * useful) * w.together * useful;
+    if (useful > 1 && w.rows)
+        gomp_parallel(run_rows, &w, (unsigned)useful, 0);
     else
         run_rows(&w);
     int failed = atomic_load(&w.failed);
