@@ -54,23 +54,22 @@ def test_the_readme_shows_the_table_of_the_report() -> None:
     assert "\n".join(lines[first:beyond]) in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_table_of_the_language_model_is_made_of_its_records() -> None:
+def test_the_tables_of_the_language_model_are_made_of_its_records() -> None:
     study = ROOT / "studies" / "decoder"
-    order = (
-        "at-once/magnitude",
-        "at-once/wanda",
-        "at-once/wanda",
-        "trained/magnitude",
-        "trained/platon",
-        "trained/platon",
-    )
-    ends = ("", "", "-pattern", "", "", "-teacher")
+    columns = {
+        "| 50 %": ["at-once/magnitude-50", "at-once/wanda-50", *trained(50)],
+        "| 30 %": ["at-once/magnitude-30", "at-once/wanda-30", *trained(30)],
+        "| perplexity": [f"part/{name}" for name in ("dense", "magnitude-30", "wanda-30", "wanda-50-pattern")],
+    }
     lines = (study / "README.md").read_text(encoding="utf-8").splitlines()
-    rows = [line.replace("*", "").strip("| ").split(" | ") for line in lines if line.startswith(("| 50 %", "| 30 %"))]
-    assert rows
-    for share, *shown in rows:
-        for name, end, figure in zip(order, ends, shown, strict=True):
-            folder = study / "records" / f"{name}-{share.removesuffix(' %')}{end}"
+    for start, names in columns.items():
+        (line,) = (line for line in lines if line.startswith(start))
+        for name, figure in zip(names, line.replace("*", "").strip("| ").split(" | ")[1:], strict=True):
+            folder = study / "records" / name
             assert folder.is_dir() == (figure != "–")
             if figure != "–":
                 assert f"{read_record(folder)['results']['test']['perplexity']:,.2f}" == figure
+
+
+def trained(share: int) -> list[str]:
+    return [f"trained/magnitude-{share}", f"trained/platon-{share}", f"trained/platon-{share}-teacher"]
