@@ -1,12 +1,11 @@
 /* Matrices one after the other, with sums and layer normalisations between them. What lies between the first input and
    the last output stays in a tile, which is neither transposed nor written to memory. Included by sparse.c. */
 
-/* What follows a matrix: a sum with what is at a place of the chain, and a norm. */
+/* What follows a matrix: a sum with what lies at place `from` of the chain, if it adds at all, and a norm or NULL. */
 struct sum {
-    int from; /* or NOTHING */
-    const struct norm *norm; /* or NULL */
+    int adds, from;
+    const struct norm *norm;
 };
-#define NOTHING (-1)
 
 struct chain {
     struct matrix matrices[MOST_MATRICES];
@@ -45,7 +44,7 @@ static void finish_step(const struct chain *c, int step, int64_t wide, float *me
     int64_t rows = c->matrices[step].rows;
     const struct sum *sum = &c->after[step];
     float *tile = memory + c->place[step + 1];
-    if (sum->from != NOTHING)
+    if (sum->adds)
         CALL(c->level, add_tile, (tile, memory + c->place[sum->from], rows * wide));
     if (sum->norm)
         CALL(c->level, norm_tile, (tile, rows, wide, sum->norm));
@@ -160,8 +159,6 @@ int platon_sparse_chain(const float *x, int64_t tokens, int64_t x_stride, const 
         return BAD_ARRAYS; /* the same numbers cannot be both */
     if (added && added != x)
         c.added = added, c.added_stride = added_stride, c.added_features = rows;
-    for (int i = 0; i < count; i++)
-        c.after[i] = (struct sum){NOTHING, NULL};
-    c.after[count - 1] = (struct sum){!added ? NOTHING : added == x ? 0 : count + 1, has_norm ? &norm : NULL};
+    c.after[count - 1] = (struct sum){added != NULL, added == x ? 0 : count + 1, has_norm ? &norm : NULL};
     return run_chain(&c, threads, gomp_parallel);
 }

@@ -44,10 +44,8 @@ static int run_onward(const struct encoding *w, const float *attended, const flo
     if (!accept(e->out, c.matrices) || !accept_all(e->forward, count - 1, c.matrices + 1) ||
         !accept_norm(&e->first, features, &first) || !accept_norm(&e->last, features, &last))
         return BAD_ARRAYS;
-    for (int i = 0; i < count; i++)
-        c.after[i] = (struct sum){NOTHING, NULL};
-    c.after[0] = (struct sum){count + 1, &first};   /* x is the chain's second input */
-    c.after[count - 1] = (struct sum){1, &last}; /* h is where the first matrix writes */
+    c.after[0] = (struct sum){1, count + 1, &first};  /* + x, which lies behind what the matrices make */
+    c.after[count - 1] = (struct sum){1, 1, &last}; /* + h, which lies where the first matrix writes */
     return run_chain(&c, threads, gomp_parallel);
 }
 
@@ -71,7 +69,8 @@ static int encode_rows(const struct encoding *w, int64_t first, int64_t rows, in
     a.out = attended, a.scale = 1.0f / sqrtf((float)own);
     int failed = platon_sparse_linears(x, count, features, e->inward, 3, outs, threads, gomp_parallel, w->level);
     failed = failed ? failed : platon_attention(&a, threads, gomp_parallel, w->level);
-    return failed ? failed : run_onward(w, attended, x, count, w->result + first * tokens * features, threads, gomp_parallel);
+    float *result = w->result + first * tokens * features;
+    return failed ? failed : run_onward(w, attended, x, count, result, threads, gomp_parallel);
 }
 
 /* Run by every thread: some rows at a time. */
