@@ -48,6 +48,7 @@ class InferenceLayer(Packed):
 
     values: Tensor
     bias: Tensor | None
+    computes_together = False  #: whether the layers of a block take fewer calls than there are layers
 
     def __init__(self, rows: int, columns: int, bias: Tensor | None, activation: str) -> None:
         super().__init__()

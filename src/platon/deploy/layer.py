@@ -30,6 +30,7 @@ class SparseLinear(InferenceLayer):
     is_deferred = False  # whether the next layer computes this product too; then this one passes its input on
     before: tuple[SparseLinear, ...] = ()  # such layers before this one, the first one first
     siblings: tuple[SparseLinear, ...] = ()  # layers that are given the same tokens after this one
+    computes_together = True
     most_siblings = 7  # as in sparse.c, with the layer itself
     is_sibling = False  # whether it was, and nobody had changed the tokens in between
     _held: tuple[Tensor, int | None, Tensor] | None = None  # tokens, their changes, and the product that a sibling made

@@ -30,8 +30,7 @@ def sparsify(model: nn.Module, *, tokens: int = 128, dense_above: float | None =
     The outputs are the model's, within float32 rounding; the model itself is left as it is. A layer becomes sparse if
     its share of non-zeros is at most what `calibration.limit` measured for its shape at `tokens` tokens a call and
     PyTorch's current number of threads, or for a neighbour's (`choice.choose`), or, without measuring, at most
-    `dense_above`. Where a GELU or ReLU follows such
-    a layer it becomes part of it.
+    `dense_above`. Where a GELU or ReLU follows such a layer it becomes part of it.
 
     Without the compiled kernel the sparse layers are `torch.sparse` CSR, and a warning says so.
 
@@ -71,7 +70,7 @@ def sparsify(model: nn.Module, *, tokens: int = 128, dense_above: float | None =
             name: Candidate(rows * columns, shares[name], calibration.limit(make, rows, columns, tokens))
             for name, (rows, columns) in shapes.items()
         }
-        names = choose(candidates, blocks_of(model) if make is SparseLinear else ())
+        names = choose(candidates, blocks_of(model) if make.computes_together else ())
     chosen = [module for name, module in linears.items() if name in names]
     # deepcopy uses what its memo holds for a module instead of copying it, so the sparse layers take the place of the
     # dense ones wherever these are referred to, and the dense weights are not copied.
