@@ -7,10 +7,11 @@
    A case is one to three random matrices in the kernel's format, random tokens, and one to three changes to one of the
    matrices: other counts, columns or starts, arrays that are too short or too long, other sizes. The matrices are
    computed side by side or one after the other, with or without a sum and a norm; beside them attention is computed, on
-   other arrays, which nothing damages, and a whole encoder layer, one of whose matrices is damaged too. Every array is
-   allocated with exactly the size that the kernel is told. An undamaged case is computed a second time without the format
-   and compared, an encoder layer with its parts, and a third time with activations. Prints the number of cases that were computed, refused, and undamaged, and a digest of all
-   bits of the undamaged results: with one LEVEL (0 is the baseline) two builds for different processors can be compared. */
+   other arrays, which nothing damages, and an encoder of up to three layers, one of whose matrices is damaged too. Every
+   array is allocated with exactly the size that the kernel is told. An undamaged case is computed a second time without
+   the format and compared, an encoder with its parts, and a third time with activations. Prints the number of cases that
+   were computed, refused, and undamaged, and a digest of all bits of the undamaged results: with one LEVEL (0 is the
+   baseline) two builds for different processors can be compared. */
 
 #include <math.h>
 #include <stdint.h>
@@ -77,8 +78,8 @@ struct encoder {
 };
 
 int platon_attention(const struct attention *given, int threads, void *parallel, int level);
-int platon_encoder(const struct encoder *e, const float *x, int64_t rows, int64_t tokens, const struct attention *seen,
-                   float *result, int threads, void *parallel, int level);
+int platon_encoder(const struct encoder *const *layers, int count, const float *x, int64_t rows, int64_t tokens,
+                   const struct attention *seen, float *result, int threads, void *parallel, int level);
 
 static uint64_t state;
 
@@ -345,7 +346,8 @@ static int attends_wrongly(int level) {
 
 #define IN_ENCODER 6 /* matrices, at most */
 
-/* Whether a whole encoder layer differs from its parts; one with a damaged matrix or norm only has to stay in bounds. */
+/* Whether an encoder, whose layers are all the same, differs from its parts; one with a damaged matrix or norm only has to
+   stay in bounds. */
 static int encodes_wrongly(int level) {
     struct attention a = {.rows = 1 + draw(10)};
     a.heads = 1 + draw(3), a.queries = 1 + draw(40);
@@ -379,7 +381,9 @@ static int encodes_wrongly(int level) {
                         {affine[2].data, affine[2].bytes, affine[3].data, affine[3].bytes, 0.1f}};
     if (count == 6)
         e.forward[1] = told_of[5];
-    int code = platon_encoder(&e, x.data, a.rows, a.queries, &a, result.data, 1, NULL, level);
+    const struct encoder *same[] = {&e, &e, &e};
+    int depth = 1 + (int)draw(3);
+    int code = platon_encoder(same, depth, x.data, a.rows, a.queries, &a, result.data, 1, NULL, level);
     int wrong = code == 1 || (!damaged && code);
     if (!damaged && !wrong) {
         struct array q = make(tokens * made * 4), k = make(tokens * made * 4), v = make(tokens * passed * 4);
@@ -391,13 +395,16 @@ static int encodes_wrongly(int level) {
         a.k = (struct heads){k.data, a.queries * made, a.features, made};
         a.v = (struct heads){v.data, a.queries * passed, a.value_features, passed};
         a.out = attended.data, a.scale = 1 / sqrtf((float)a.features);
-        platon_sparse_linears(x.data, tokens, features, told_of, 3, outs, 1, NULL, level);
-        platon_attention(&a, 1, NULL, level);
-        platon_sparse_chain(attended.data, tokens, passed, told_of + 3, 1, x.data, features, 1, affine[0].data,
-                            affine[0].bytes, affine[1].data, affine[1].bytes, 0.1f, middle.data, 1, NULL, level);
-        platon_sparse_chain(middle.data, tokens, features, told_of + 4, count - 4, middle.data, features, 1,
-                            affine[2].data, affine[2].bytes, affine[3].data, affine[3].bytes, 0.1f, want.data, 1, NULL,
-                            level);
+        for (int i = 0; i < depth; i++) {
+            const float *from = i ? want.data : x.data;
+            platon_sparse_linears(from, tokens, features, told_of, 3, outs, 1, NULL, level);
+            platon_attention(&a, 1, NULL, level);
+            platon_sparse_chain(attended.data, tokens, passed, told_of + 3, 1, from, features, 1, affine[0].data,
+                                affine[0].bytes, affine[1].data, affine[1].bytes, 0.1f, middle.data, 1, NULL, level);
+            platon_sparse_chain(middle.data, tokens, features, told_of + 4, count - 4, middle.data, features, 1,
+                                affine[2].data, affine[2].bytes, affine[3].data, affine[3].bytes, 0.1f, want.data, 1,
+                                NULL, level);
+        }
         for (int64_t i = 0; i < tokens * features; i++)
             wrong |= !(fabsf(((float *)result.data)[i] - ((float *)want.data)[i]) <= 1e-3f);
         take(&result);

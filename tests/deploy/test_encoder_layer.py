@@ -5,12 +5,10 @@ import ctypes
 import io
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -26,32 +24,14 @@ from transformers import (
 )
 
 import platon
+from encoder_layers import BATCHES, IDS, SMALL, Layer, padding, prune
 from kernel_levels import HERE, at, levels, needs_kernel
 from platon.deploy.encoder_layer import EncoderLayer
 from platon.deploy.layer import SparseLinear
 from platon.deploy.sparse_fusion import fuse
-from platon.deploy.sparse_kernel import SparseKernel
 from platon.deploy.sparse_structure import Affine, Encoder
 
 pytestmark = needs_kernel
-
-SMALL: dict[str, Any] = {
-    "vocab_size": 99,
-    "hidden_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 80,
-}
-IDS = torch.randint(3, 99, (3, 21), generator=torch.Generator().manual_seed(0))
-
-
-def prune(model: nn.Module) -> nn.Module:
-    random = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.ndim == 2 and "embed" not in name:
-                weight[torch.rand(weight.shape, generator=random) >= 0.3] = 0
-    return model.eval()
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
@@ -60,31 +40,7 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     return [one.parts.module for one in found if isinstance(one, EncoderLayer) and one.alike.guess() is not None]
 
 
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The rows of each call."""
-    seen: list[int] = []
-    original = SparseKernel.encode
-
-    def watched(self: SparseKernel, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        seen.append(x.shape[0])
-        return original(self, x, *args, **kwargs)
-
-    monkeypatch.setattr(SparseKernel, "encode", watched)
-    return seen
-
-
-def padding() -> Tensor:
-    mask = torch.ones(3, 21, dtype=torch.int64)
-    mask[1, 9:] = 0
-    return mask
-
-
 # --- the kernel -------------------------------------------------------------------------------------------------------
-
-
-# Rows and tokens: all at once, and in groups of rows that fill whole tiles, where all threads share the last ones.
-BATCHES = [(3, 33), (40, 16)]
 
 
 @levels
@@ -112,7 +68,7 @@ def test_the_same_bits_as_its_parts(level: int, threads: int, rows: int, tokens:
         numbers = [(norm.weight, norm.bias, norm.eps) for norm in norms]
         middle = kernel.chain(attended, packed[3:4], x, numbers[0], threads)
         want = kernel.chain(middle, packed[4:], middle, numbers[1], threads)
-        assert torch.equal(kernel.encode(x, encoder, mask, threads), want)
+        assert torch.equal(kernel.encode(x, [encoder], mask, threads), want)
 
 
 @levels
@@ -125,8 +81,8 @@ def test_a_text_does_not_depend_on_those_beside_it(level: int, tokens: int) -> N
     norm = nn.LayerNorm(24)
     encoder = Encoder((*pointers[:3],), pointers[3], (pointers[4],), 1, 4, Affine.of(norm), Affine.of(norm))
     x = torch.randn(900 // tokens, tokens, 24, generator=random)
-    alone = torch.cat([at(level).encode(one[None], encoder, None, 1) for one in x])
-    torch.testing.assert_close(at(level).encode(x, encoder, None, 2), alone, rtol=1e-4, atol=1e-4)
+    alone = torch.cat([at(level).encode(one[None], [encoder], None, 1) for one in x])
+    torch.testing.assert_close(at(level).encode(x, [encoder], None, 2), alone, rtol=1e-4, atol=1e-4)
 
 
 def test_layers_that_do_not_fit_each_other_are_refused() -> None:
@@ -141,10 +97,10 @@ def test_layers_that_do_not_fit_each_other_are_refused() -> None:
         encoder = Encoder((*pointers[:3],), pointers[3], (pointers[4],), 1, 4, Affine.of(norm), Affine.of(norm))
         x = torch.ones(1, 6, 24)
         if shape == shapes[place]:
-            kernel.encode(x, encoder, None)
+            kernel.encode(x, [encoder], None)
         else:
             with pytest.raises(ValueError, match="do not fit"):
-                kernel.encode(x, encoder, None)
+                kernel.encode(x, [encoder], None)
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -166,7 +122,7 @@ def test_an_encoders_layers_are_computed_at_once(build: Callable[[], nn.Module],
     for mask in (None, padding()):
         calls.clear()
         got = fast(IDS, attention_mask=mask).last_hidden_state
-        assert calls == [3, 3]
+        assert calls == [2]
         want = model(IDS, attention_mask=mask).last_hidden_state
         there = torch.ones(3, 21, dtype=torch.bool) if mask is None else mask.bool()
         torch.testing.assert_close(got[there], want[there], rtol=1e-4, atol=1e-5)
@@ -192,13 +148,14 @@ def test_calls_that_ask_for_more_take_the_modules_own_way(calls: list[int]) -> N
     for ids, expected in ((IDS, 2), (IDS[:, :5], 0), (torch.ones(1, 6, dtype=torch.int64), 2)):
         calls.clear()
         torch.testing.assert_close(fast(ids).last_hidden_state, model(ids).last_hidden_state, rtol=1e-4, atol=1e-5)
-        assert len(calls) == expected
+        assert sum(calls) == expected
     seen: list[Tensor] = []
     handle = fast.encoder.layer[0].attention.register_forward_hook(lambda *call: seen.append(call[2][0]))
     calls.clear()
     hooked = fast(IDS).last_hidden_state
     handle.remove()
-    assert len(seen) == len(calls) == 1
+    assert len(seen) == 1
+    assert calls == [1]
     torch.testing.assert_close(hooked, fast(IDS).last_hidden_state, rtol=1e-4, atol=1e-5)
     layer, x = fast.encoder.layer[0], torch.randn(2, 8, 48)
     plain = torch.zeros(2, 1, 8, 8)
@@ -280,7 +237,7 @@ def test_copies_and_folders_compute_layers_at_once(calls: list[int], tmp_path: P
         assert len(layers_of(other)) == 2
         calls.clear()
         assert torch.equal(other(IDS).logits, want)
-        assert calls == [3, 3]
+        assert calls == [2]
         assert all(vars(one)["forward"].parts.module is one for one in layers_of(other))
 
 
@@ -295,61 +252,6 @@ def test_traced_models_have_the_modules_own_way(calls: list[int]) -> None:
 
 
 # --- layers that only look like it ------------------------------------------------------------------------------------
-
-
-class Sum(nn.Module):
-    """norm(layer(x) + added), with children of the same names as what takes their place speaks of."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.layer, self.norm = nn.Linear(inputs, outputs), nn.LayerNorm(outputs)
-
-    def forward(self, x: Tensor, added: Tensor) -> Tensor:
-        return self.norm(self.layer(x) + added)
-
-
-class Up(nn.Module):
-    """gelu(layer(x))."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.act = nn.Linear(24, 40), nn.GELU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.act(self.layer(x))
-
-
-class Layer(nn.Module):
-    """An encoder layer with one thing changed."""
-
-    def __init__(self, change: str = "") -> None:
-        super().__init__()
-        self.change, self.heads = change, 4
-        self.names = ("value", "query", "key") if change == "order" else ("query", "key", "value")
-        for name in self.names:
-            self.add_module(name, nn.Linear(24, 24))
-        self.first, self.up, self.last = Sum(24, 24), Up(), Sum(40, 24)
-        if change == "parameter":
-            self.shift = nn.Parameter(torch.ones(24))
-
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> Any:
-        x, change = hidden_states, self.change
-        heads = 3 if change == "heads" else self.heads
-        made = {name: getattr(self, name)(x).view(*x.shape[:2], heads, -1).transpose(1, 2) for name in self.names}
-        q, k, v = made["query"], made["key"], made["value"]
-        mask = None if change == "unmasked" else attention_mask
-        if mask is not None and change == "inverted":
-            mask = ~mask
-        scale = 1.0 if change == "scale" else None
-        attended = F.scaled_dot_product_attention(
-            q, k, v, mask, scale=scale, is_causal=change == "causal" and mask is None
-        )
-        attended = attended.transpose(1, 2).reshape(x.shape)
-        h = self.first(attended, 2 * x if change == "residual" else x)
-        if change == "parameter":
-            h = h * self.shift
-        out = self.last(self.up(h), x if change == "other residual" else h)
-        return (out,) if change == "tuple" else out
 
 
 class Net(nn.Module):

@@ -7,68 +7,22 @@ do what is a guess from what a layer holds, which a trial on random tokens has t
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import inspect
 import itertools
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from platon.deploy.attention import FEWEST_QUERIES, MOST_KEYS, expanded
-from platon.deploy.inference_layer import Snapshot, is_eager
-from platon.deploy.layer import SparseLinear, is_readable
-from platon.deploy.outline import is_hooked, outline
-from platon.deploy.sparse_operator import kernel
-from platon.deploy.sparse_structure import Affine, Encoder, Layer
+from platon.deploy.attention import FEWEST_QUERIES
+from platon.deploy.encoder_call import MASK, Arguments, EncoderCall, Guess, Parts
+from platon.deploy.layer import SparseLinear
+from platon.deploy.outline import outline
 from platon.deploy.sparse_sum import SparseSum, parts_of
 
-_MASK = "attention_mask"  # the argument of the layers of transformers
 _ROWS, _TOKENS = 2, FEWEST_QUERIES  # of a trial
 _LEAST_CHANGE = 2e-3  # of an output, by another attention: a hundred times what is taken for rounding
-
-
-_Guess = tuple[tuple[int, ...], int]  # which layers make queries, keys and values, and the number of heads
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What an encoder layer may be made of.
-
-    Args:
-        module: the layer.
-        inward: the matrices that make queries, keys and values, in an order that is not known.
-        onward: the matrix after attention, and those of the feed-forward part.
-        norms: the two of them.
-    """
-
-    module: nn.Module
-    inward: Sequence[SparseLinear]
-    onward: Sequence[SparseLinear]
-    norms: Sequence[nn.LayerNorm]
-
-    def hold_all(self) -> bool:
-        """Whether the module has no tensors but theirs."""
-        theirs = (*self.inward, *self.onward, *self.norms)
-        held = {id(one) for part in theirs for one in (*part.parameters(), *part.buffers())}
-        return held == {id(one) for one in (*self.module.parameters(), *self.module.buffers())}
-
-    @property
-    def fullness(self) -> int:
-        """How many weights decide about attention."""
-        return sum(layer.values.numel() for layer in self.inward)
-
-
-class _Packed(NamedTuple):
-    """A layer as the kernel takes it, with what it was made of."""
-
-    settings: tuple[Any, ...]
-    snapshot: Snapshot
-    layers: list[Layer]  # kept: `encoder` has pointers to them
-    encoder: Encoder
 
 
 class Alike:
@@ -79,17 +33,17 @@ class Alike:
 
     def __init__(self) -> None:
         self._layers: list[EncoderLayer] = []
-        self._guess: _Guess | None = None
+        self._guess: Guess | None = None
 
     def add(self, layer: EncoderLayer) -> None:
         self._layers.append(layer)
 
-    def guess(self) -> _Guess | None:
+    def guess(self) -> Guess | None:
         """What the trial confirmed; `None`: nothing."""
         if self._layers:
             # Nearly empty layers attend to all tokens alike, whatever their heads are: the fullest one tells most.
             fullest = max(self._layers, key=lambda layer: layer.parts.fullness)
-            self._guess = _confirmed(fullest) if fullest.is_untouched() else None
+            self._guess = _confirmed(fullest) if fullest.call.is_intact() else None
             self._layers = []
         return self._guess
 
@@ -106,64 +60,20 @@ class EncoderLayer:
 
     def __init__(self, parts: Parts, alike: Alike) -> None:
         self.parts, self.alike = parts, alike
-        self._inside = [(one, list(one._modules.values())) for one in parts.module.modules()]
-        self._names = list(inspect.signature(type(parts.module).forward).parameters)[1:]  # the tokens come first
-        self._packed: _Packed | None = None
+        self.call = EncoderCall(parts)
+        self._arguments = Arguments(parts.module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        asked = {**dict(zip(self._names, args, strict=False)), **kwargs}
-        x, mask = asked.pop(self._names[0], None), asked.pop(_MASK, None)
-        is_more = len(args) > len(self._names) or any(own is not None and own is not False for own in asked.values())
-        if not is_more and isinstance(x, Tensor) and self._is_plain(x) and (guess := self.alike.guess()) is not None:
-            rows, tokens, _ = x.shape
-            seen = None if mask is None else expanded(mask, (rows, guess[1], tokens, tokens))
-            if (seen is None) == (mask is None):
-                return self.compute(x, seen, guess)
+        asked = self._arguments.read(args, kwargs)
+        if asked is not None and self.call.takes(asked[0]) and (guess := self.alike.guess()) is not None:
+            found = self.call.answer(*asked, [guess])
+            if found is not None:
+                return found
         return self.original(*args, **kwargs)
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own `forward`."""
         return type(self.parts.module).forward(self.parts.module, *args, **kwargs)
-
-    def _is_plain(self, x: Tensor) -> bool:
-        """Whether a call can be computed at once: it is not traced, and nothing was replaced or waits inside."""
-        if not is_eager(x) or x.dim() != 3 or not FEWEST_QUERIES <= x.shape[1] <= MOST_KEYS:
-            return False
-        return self.is_untouched() and all(map(is_readable, self.parts.norms))
-
-    def is_untouched(self) -> bool:
-        """Whether the modules inside are those that were found, and have no hooks."""
-        for one, children in self._inside:
-            if list(one._modules.values()) != children or (one is not self.parts.module and is_hooked(one)):
-                return False
-        return True
-
-    def compute(self, x: Tensor, mask: Tensor | None, guess: _Guess) -> Tensor:
-        """The layer's output for tokens [rows, tokens, features] and a mask [rows, heads, tokens, tokens]."""
-        self.parts.inward[0].check(x)
-        return kernel().encode(x, self._encoder(guess), mask)
-
-    def _encoder(self, guess: _Guess) -> Encoder:
-        """What the kernel takes; the numbers of the layer are checked if they have changed."""
-        settings = (guess, *(norm.eps for norm in self.parts.norms))
-        packed = self._packed
-        if packed is None or packed.settings != settings or not packed.snapshot.is_current():
-            self._packed = packed = self._pack(guess, settings)
-        return packed.encoder
-
-    def _pack(self, guess: _Guess, settings: tuple[Any, ...]) -> _Packed:
-        order, heads = guess
-        linears = [*(self.parts.inward[i] for i in order), *self.parts.onward]
-        layers = [linear.packed() for linear in linears]
-        pointers = list(map(ctypes.pointer, layers))
-        forward = pointers[4:]
-        norms = map(Affine.of, self.parts.norms)
-        encoder = Encoder((*pointers[:3],), pointers[3], (*forward,), len(forward), heads, *norms)
-        snapshot = Snapshot(*(linear._buffers for linear in linears), *(norm._parameters for norm in self.parts.norms))
-        return _Packed(settings, snapshot, layers, encoder)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_packed": None}  # a copy has tensors of its own
 
 
 def shorten_layers(model: nn.Module) -> None:
@@ -204,7 +114,7 @@ def _find_parts(module: nn.Module) -> Parts | None:
     return Parts(module, inward, onward, norms) if fits else None
 
 
-def _guesses(parts: Parts) -> Iterator[_Guess]:
+def _guesses(parts: Parts) -> Iterator[Guess]:
     """Every order of the layers, with every number that a module holds and that may be the number of heads."""
     held = [(name, own) for one in parts.module.modules() for name, own in vars(one).items() if type(own) is int]
     held.sort(key=lambda pair: "heads" not in pair[0])
@@ -215,7 +125,7 @@ def _guesses(parts: Parts) -> Iterator[_Guess]:
 
 
 @torch.no_grad()
-def _confirmed(layer: EncoderLayer) -> _Guess | None:
+def _confirmed(layer: EncoderLayer) -> Guess | None:
     """The first guess with which random tokens give what the module gives, without a mask and with one."""
     random = torch.Generator().manual_seed(0)
     x = 10 * torch.randn(_ROWS, _TOKENS, layer.parts.inward[0].in_features, generator=random)
@@ -223,22 +133,21 @@ def _confirmed(layer: EncoderLayer) -> _Guess | None:
     try:
         with warnings.catch_warnings(), torch.autocast("cpu", enabled=False):
             warnings.simplefilter("ignore")
-            want, masked = layer.original(x.clone()), layer.original(x.clone(), **{_MASK: mask})
+            want, masked = layer.original(x.clone()), layer.original(x.clone(), **{MASK: mask})
     except Exception:  # it takes other arguments
         return None
     if not isinstance(want, Tensor) or not isinstance(masked, Tensor) or not layer.parts.hold_all():
         return None
     for order, heads in _guesses(layer.parts):
-        guess = order, heads
         with contextlib.suppress(ValueError):  # the kernel refuses layers that do not fit each other
-            seen = mask.expand(-1, heads, -1, -1)
-            if _is_close(layer.compute(x, None, guess), want) and _is_close(layer.compute(x, seen, guess), masked):
+            found = [layer.call.answer(x, own, [(order, heads)]) for own in (None, mask)]
+            if _is_close(found[0], want) and _is_close(found[1], masked):
                 # If keys can take the place of queries, all tokens are attended to alike, and this trial shows nothing.
                 q, k, v = order
-                swapped = layer.compute(x, None, ((k, q, v), heads))
-                return None if float((swapped - want).abs().max()) < _LEAST_CHANGE else guess
+                swapped = layer.call.answer(x, None, [((k, q, v), heads)])
+                return None if _is_close(swapped, want, _LEAST_CHANGE) else (order, heads)
     return None
 
 
-def _is_close(got: Tensor, want: Tensor) -> bool:
-    return got.shape == want.shape and torch.allclose(got, want, rtol=0, atol=2e-5)
+def _is_close(got: Tensor | None, want: Tensor, by: float = 2e-5) -> bool:
+    return got is not None and got.shape == want.shape and torch.allclose(got, want, rtol=0, atol=by)

@@ -132,7 +132,7 @@ class SparseLinear(InferenceLayer):
         """norm(product(x) + added), with the products of the layers before this one first."""
         layers = (*self.before, self)
         layers[0].check(x)
-        if is_eager(x) and (norm is None or is_readable(norm)):
+        if is_eager(x) and (norm is None or (is_readable(norm) and not is_trained(norm))):
             numbers = None if norm is None else (norm._parameters["weight"], norm._parameters["bias"], norm.eps)
             return kernel().chain(x, [layer.packed() for layer in layers], added, numbers)
         for layer in layers:
@@ -226,9 +226,12 @@ class CsrLinear(InferenceLayer):
         return csr_linear(x, self.starts, self.columns, self.values, self.bias, self.out_features, self.activation)
 
 
+def is_trained(norm: nn.LayerNorm) -> bool:
+    """Whether a gradient is asked for, which the kernel does not compute."""
+    return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in norm._parameters.values())
+
+
 def is_readable(norm: nn.LayerNorm) -> bool:
     """Whether the kernel can read the numbers of a norm; otherwise PyTorch computes it, or says why it cannot."""
     held = [tensor for tensor in norm._parameters.values() if tensor is not None]
-    if torch.is_grad_enabled() and any(one.requires_grad for one in held):
-        return False
     return all(one.dtype == torch.float32 and one.device.type == "cpu" and one.is_contiguous() for one in held)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable
 from typing import Any
 
@@ -26,6 +27,26 @@ def outline(module: nn.Module) -> Hashable:
 def is_hooked(module: nn.Module) -> bool:
     """Whether somebody waits for what goes into a module or comes out of it."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+class Wiring:
+    """Remembers the modules inside some modules, to tell whether one was replaced, or hooked, since.
+
+    Hooks of the outer modules themselves do not count: whoever calls these runs them.
+    """
+
+    def __init__(self, *outer: nn.Module) -> None:
+        inside = [one for module in outer for one in module.modules()]
+        self._held = [one._modules for one in inside]
+        inner = [one for one in inside if one not in outer]
+        self._hooks = [hooks for one in inner for hooks in (one._forward_hooks, one._forward_pre_hooks)]
+        self._children = self._read()
+
+    def is_intact(self) -> bool:
+        return not any(self._hooks) and self._read() == self._children
+
+    def _read(self) -> list[nn.Module | None]:
+        return list(itertools.chain.from_iterable(map(dict.values, self._held)))
 
 
 def _contents(module: nn.Module) -> Hashable:

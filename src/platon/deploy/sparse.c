@@ -188,6 +188,11 @@ static int64_t tile_width(int level, int64_t left) {
     return wide;
 }
 
+/* Tokens in the widest tile of so many tokens. */
+static int64_t lanes_for(int level, int64_t tokens) {
+    return tokens < widest(level) ? tile_width(level, tokens) : widest(level);
+}
+
 /* The cost of the first `block` row blocks, in units of one non-zero: the non-zeros, and for each row its counts, its
    sums and its output. */
 static int64_t cost(const struct matrix *m, int64_t block) {

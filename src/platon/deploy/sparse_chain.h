@@ -14,6 +14,8 @@ struct chain {
     const float *x, *added; /* `added` or NULL */
     int64_t tokens, x_stride, added_stride, added_features;
     float *out;
+    float *in_tiles;                    /* or NULL: instead of `added` and `out`, tiles that are read and written over */
+    int64_t tile_stride;                /* floats from one of these to the next */
     int64_t lanes, tiles;               /* tokens in the widest tile, and tiles */
     int64_t place[MOST_MATRICES + 2];   /* of the input, of what each matrix makes and of `added` in the scratch memory */
     int64_t floats;                     /* of one thread's scratch memory */
@@ -24,9 +26,16 @@ struct chain {
     int step;            /* and its matrix */
 };
 
-static void compute_block(const struct chain *c, int step, int64_t block, int64_t wide, float *memory) {
-    CALL(c->level, compute,
-         (&c->matrices[step], block, wide, memory + c->place[step], memory + c->place[step + 1] + block * ROW_BLOCK * wide));
+/* What lies at a place of the chain for the tile that begins with `token`. */
+static float *at_place(const struct chain *c, int place, int64_t token, float *memory) {
+    if (c->in_tiles && place >= c->count)
+        return c->in_tiles + token / widest(c->level) * c->tile_stride;
+    return memory + c->place[place];
+}
+
+static void compute_block(const struct chain *c, int step, int64_t block, int64_t token, int64_t wide, float *memory) {
+    float *sums = at_place(c, step + 1, token, memory) + block * ROW_BLOCK * wide;
+    CALL(c->level, compute, (&c->matrices[step], block, wide, memory + c->place[step], sums));
 }
 
 static void read_inputs(const struct chain *c, int64_t token, int64_t wide, float *memory) {
@@ -40,18 +49,18 @@ static void read_inputs(const struct chain *c, int64_t token, int64_t wide, floa
 }
 
 /* The sum and the norm after a matrix. */
-static void finish_step(const struct chain *c, int step, int64_t wide, float *memory) {
+static void finish_step(const struct chain *c, int step, int64_t token, int64_t wide, float *memory) {
     int64_t rows = c->matrices[step].rows;
     const struct sum *sum = &c->after[step];
-    float *tile = memory + c->place[step + 1];
+    float *tile = at_place(c, step + 1, token, memory);
     if (sum->adds)
-        CALL(c->level, add_tile, (tile, memory + c->place[sum->from], rows * wide));
+        CALL(c->level, add_tile, (tile, at_place(c, sum->from, token, memory), rows * wide));
     if (sum->norm)
         CALL(c->level, norm_tile, (tile, rows, wide, sum->norm));
 }
 
 static void write_output(const struct chain *c, int64_t token, int64_t wide, const float *memory) {
-    int64_t rows = c->matrices[c->count - 1].rows;
+    int64_t rows = c->in_tiles ? 0 : c->matrices[c->count - 1].rows;
     for (int64_t row = 0; row < rows; row += ROW_BLOCK)
         CALL(c->level, write_tile,
              (memory + c->place[c->count] + row * wide, wide, c->tokens - token, rows - row, c->out + token * rows + row,
@@ -79,8 +88,8 @@ static void run_tiles(void *data) {
         read_inputs(c, token, wide, memory);
         for (int step = 0; step < c->count; step++) {
             for (int64_t block = 0; block < c->matrices[step].blocks; block++)
-                compute_block(c, step, block, wide, memory);
-            finish_step(c, step, wide, memory);
+                compute_block(c, step, block, token, wide, memory);
+            finish_step(c, step, token, wide, memory);
         }
         write_output(c, token, wide, memory);
     }
@@ -90,7 +99,7 @@ static void run_tiles(void *data) {
 static void run_blocks(void *data) {
     struct chain *c = data;
     for (int64_t block; (block = atomic_fetch_add(&c->taken, 1)) < c->matrices[c->step].blocks;)
-        compute_block(c, c->step, block, c->wide, c->scratch);
+        compute_block(c, c->step, block, c->token, c->wide, c->scratch);
 }
 
 static void share_tiles(struct chain *c, parallel gomp_parallel) {
@@ -101,7 +110,7 @@ static void share_tiles(struct chain *c, parallel gomp_parallel) {
         for (c->step = 0; c->step < c->count; c->step++) {
             atomic_store(&c->taken, 0);
             gomp_parallel(run_blocks, c, (unsigned)c->threads, 0);
-            finish_step(c, c->step, c->wide, c->scratch);
+            finish_step(c, c->step, c->token, c->wide, c->scratch);
         }
         write_output(c, c->token, c->wide, c->scratch);
     }
@@ -115,7 +124,7 @@ static int run_chain(struct chain *c, int threads, parallel gomp_parallel) {
             return BAD_ARRAYS;
     if (c->tokens <= 0 || rows <= 0)
         return DONE;
-    c->lanes = c->tokens < lanes ? tile_width(c->level, c->tokens) : lanes;
+    c->lanes = lanes_for(c->level, c->tokens);
     c->tiles = (c->tokens + lanes - 1) / lanes;
     for (int i = 0; i <= c->count; i++) {
         int64_t made = i ? c->matrices[i - 1].blocks * ROW_BLOCK : c->matrices->columns_in;

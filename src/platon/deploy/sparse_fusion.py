@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from platon.deploy.attention import use_kernel
 from platon.deploy.encoder_layer import shorten_layers
+from platon.deploy.encoder_stack import join_layers
 from platon.deploy.layer import SparseLinear
 from platon.deploy.outline import is_hooked, outline
 from platon.deploy.sparse_sum import SparseSum
@@ -43,6 +44,7 @@ def fuse(model: nn.Module) -> None:
         _introduce_siblings(model)
         use_kernel(model)
         shorten_layers(model)
+        join_layers(model)
 
 
 # --- sums and norms ---------------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ class SparseKernel:
         self._attention = library.platon_attention
         self._attention.argtypes = [ctypes.POINTER(Attention), *engine]
         self._encoder = library.platon_encoder
-        self._encoder.argtypes = [pointer, pointer, number, number, pointer, pointer, *engine]
+        self._encoder.argtypes = [pointer, integer, pointer, number, number, pointer, pointer, *engine]
 
     def content_problem(self, matrix: SparseMatrix) -> int:
         """As `sparse_matrix.content_problem`."""
@@ -155,17 +155,19 @@ class SparseKernel:
             raise MemoryError(f"no memory for attention to {keys} tokens on {threads} threads; use fewer threads")
         return out
 
-    def encode(self, x: Tensor, encoder: Encoder, mask: Tensor | None, threads: int | None = None) -> Tensor:
-        """A whole encoder layer for tokens `x` [rows, tokens, features]; the mask is as for `attend`."""
+    def encode(self, x: Tensor, layers: Sequence[Encoder], mask: Tensor | None, threads: int | None = None) -> Tensor:
+        """Encoder layers, one after the other, for tokens `x` [rows, tokens, features]; the mask is as for `attend`."""
         x, out, seen = x.contiguous(), torch.empty(x.shape), Attention()
         seen.set_mask(mask)
         threads = threads or torch.get_num_threads()
         failed = self._encoder(
-            *(ctypes.addressof(encoder), x.data_ptr(), x.shape[0], x.shape[1], ctypes.addressof(seen), out.data_ptr()),
+            *(_pointers(layers), len(layers), x.data_ptr(), x.shape[0], x.shape[1]),
+            *(ctypes.addressof(seen), out.data_ptr()),
             *(threads, self._parallel, self.level),
         )
         if failed:
-            raise _error(failed, [encoder.inward[0].contents, encoder.out.contents], threads)
+            matrices = [one.contents for layer in layers for one in (layer.inward[0], layer.out)]
+            raise _error(failed, matrices, threads)
         return out
 
 
@@ -177,8 +179,8 @@ def _as_tokens(x: Tensor) -> tuple[Tensor, Sequence[int], int]:
     return x.contiguous(), shape, columns  # evenly spaced, whatever the batch dimensions
 
 
-def _pointers(layers: Sequence[Layer]) -> ctypes.Array[ctypes.c_void_p]:
-    return (ctypes.c_void_p * len(layers))(*[ctypes.addressof(layer) for layer in layers])
+def _pointers(layers: Sequence[Layer] | Sequence[Encoder]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(layers))(*map(ctypes.addressof, layers))
 
 
 def _error(failed: int, layers: Sequence[Layer], threads: int) -> Exception:

@@ -1,4 +1,5 @@
-/* Matrices side by side: all read the same tokens, each has an output of its own. Included by sparse.c. */
+/* Matrices side by side: all read the same tokens, each has an output of its own. The tokens come as they are in memory,
+   one after the other, or in tiles already. Included by sparse.c. */
 
 #define CHUNKS 4 /* of a thread's portion of the work; threads that are done take chunks from the others */
 
@@ -7,8 +8,8 @@ struct product {
     float *const *outs;
     int count;
     int64_t first_block[MOST_MATRICES + 1], first_cost[MOST_MATRICES + 1]; /* of each matrix; the last ones are totals */
-    const float *x;
-    int64_t tokens, x_stride;
+    const float *x, *tiles; /* the tokens, or their tiles, `tile_stride` floats apart */
+    int64_t tokens, x_stride, tile_stride;
     int level, threads;
     int64_t tile_cost, work; /* the cost of a full tile of tokens, and of everything */
     float *scratch;
@@ -67,12 +68,12 @@ static void run_chunk(const struct product *p, int64_t chunk, int64_t *held, flo
         int64_t end = at < last_tile ? p->first_block[p->count] : last_block;
         if (left <= 0)
             return;
-        if (block < end && *held != at)
+        if (!p->tiles && block < end && *held != at)
             CALL(p->level, read_tile,
                  (p->x + token * p->x_stride, p->x_stride, left, p->matrices->columns_in, wide, tile));
         *held = block < end ? at : *held;
         for (; block < end; block++)
-            run_block(p, token, wide, block, tile, sums);
+            run_block(p, token, wide, block, p->tiles ? p->tiles + at * p->tile_stride : tile, sums);
     }
 }
 
@@ -85,7 +86,7 @@ static void work(void *data) {
         return;
     float *tile = p->scratch + self * p->scratch_floats, *sums = tile + p->tile_floats;
     /* Damaged arrays can name columns behind the last one, or leave out rows: they must not find foreign memory there. */
-    int64_t used = p->matrices->columns_in * p->lanes;
+    int64_t used = p->tiles ? 0 : p->matrices->columns_in * p->lanes;
     memset(tile + used, 0, (p->scratch_floats - used) * sizeof(float));
     int64_t held = -1;
     for (int i = 0; i < p->threads; i++) {
@@ -95,41 +96,44 @@ static void work(void *data) {
     }
 }
 
+/* Compute a product whose tokens and outputs are set. */
+static int run_product(struct product *p, const struct layer *const *layers, int threads, parallel gomp_parallel) {
+    if (!accept_all(layers, p->count, p->matrices))
+        return BAD_ARRAYS;
+    for (int i = 0; i < p->count; i++) {
+        const struct matrix *m = &p->matrices[i];
+        if (m->columns_in != p->matrices->columns_in)
+            return BAD_ARRAYS;
+        p->first_block[i + 1] = p->first_block[i] + m->blocks;
+        p->first_cost[i + 1] = p->first_cost[i] + cost(m, m->blocks);
+    }
+    if (p->tokens <= 0 || !p->first_block[p->count])
+        return DONE;
+    int64_t most = widest(p->level), full = p->tokens / most, left = p->tokens % most, total = p->first_cost[p->count];
+    p->tile_cost = 8 * total;
+    p->work = full * p->tile_cost + (left ? total + 7 * total * tile_width(p->level, left) / most : 0);
+    p->threads = useful_threads(threads, gomp_parallel, p->work / 8 * most);
+    p->lanes = lanes_for(p->level, p->tokens);
+    for (int i = 0; i < p->count && !p->tiles; i++) {
+        int64_t floats = reach(&p->matrices[i], p->lanes) * p->lanes;
+        p->tile_floats = floats > p->tile_floats ? floats : p->tile_floats;
+    }
+    p->scratch_floats = (p->tile_floats + ROW_BLOCK * p->lanes + 15) / 16 * 16;
+    p->scratch = scratch(TILES, (size_t)p->threads * p->scratch_floats);
+    if (!p->scratch)
+        return NO_MEMORY;
+    if (p->threads > 1)
+        gomp_parallel(work, p, (unsigned)p->threads, 0);
+    else
+        work(p);
+    return DONE;
+}
+
 /* outs[i] = activation(x Wᵢᵀ + biasᵢ). Returns DONE, NO_MEMORY or BAD_ARRAYS. A token's features are contiguous in `x`,
    `x_stride` floats are between tokens; the outputs are contiguous. `gomp_parallel` may be NULL (one thread); `level` is
    at most platon_level(). */
 int platon_sparse_linears(const float *x, int64_t tokens, int64_t x_stride, const struct layer *const *layers,
                           int count, float *const *outs, int threads, parallel gomp_parallel, int level) {
     struct product p = {.outs = outs, .count = count, .x = x, .tokens = tokens, .x_stride = x_stride, .level = level};
-    if (!accept_all(layers, count, p.matrices))
-        return BAD_ARRAYS;
-    int64_t columns = p.matrices->columns_in;
-    for (int i = 0; i < count; i++) {
-        const struct matrix *m = &p.matrices[i];
-        if (m->columns_in != columns)
-            return BAD_ARRAYS;
-        p.first_block[i + 1] = p.first_block[i] + m->blocks;
-        p.first_cost[i + 1] = p.first_cost[i] + cost(m, m->blocks);
-    }
-    if (tokens <= 0 || !p.first_block[count])
-        return DONE;
-    int64_t full = tokens / widest(level), left = tokens % widest(level), total = p.first_cost[count];
-    int64_t wide = left ? tile_width(level, left) : 0;
-    p.tile_cost = 8 * total;
-    p.work = full * p.tile_cost + (left ? total + 7 * total * wide / widest(level) : 0);
-    p.threads = useful_threads(threads, gomp_parallel, p.work / 8 * widest(level));
-    p.lanes = full ? widest(level) : wide;
-    for (int i = 0; i < count; i++) {
-        int64_t floats = reach(&p.matrices[i], p.lanes) * p.lanes;
-        p.tile_floats = floats > p.tile_floats ? floats : p.tile_floats;
-    }
-    p.scratch_floats = (p.tile_floats + ROW_BLOCK * p.lanes + 15) / 16 * 16;
-    p.scratch = scratch(TILES, (size_t)p.threads * p.scratch_floats);
-    if (!p.scratch)
-        return NO_MEMORY;
-    if (p.threads > 1)
-        gomp_parallel(work, &p, (unsigned)p.threads, 0);
-    else
-        work(&p);
-    return DONE;
+    return run_product(&p, layers, threads, gomp_parallel);
 }

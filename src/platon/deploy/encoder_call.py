@@ -1,0 +1,140 @@
+"""Encoder layers in one call of the kernel, as long as nobody changes or watches what is inside them."""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from platon.deploy.attention import FEWEST_QUERIES, MOST_KEYS, expanded
+from platon.deploy.inference_layer import Snapshot, is_eager
+from platon.deploy.layer import SparseLinear, is_readable, is_trained
+from platon.deploy.outline import Wiring
+from platon.deploy.sparse_operator import kernel
+from platon.deploy.sparse_structure import Affine, Encoder, Layer
+
+MASK = "attention_mask"  # the argument of the modules of transformers
+
+Guess = tuple[tuple[int, ...], int]  # which layers make queries, keys and values, and the number of heads
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What an encoder layer may be made of.
+
+    Args:
+        module: the layer.
+        inward: the matrices that make queries, keys and values, in an order that is not known.
+        onward: the matrix after attention, and those of the feed-forward part.
+        norms: the two of them.
+    """
+
+    module: nn.Module
+    inward: Sequence[SparseLinear]
+    onward: Sequence[SparseLinear]
+    norms: Sequence[nn.LayerNorm]
+
+    def hold_all(self) -> bool:
+        """Whether the module has no tensors but theirs."""
+        theirs = (*self.inward, *self.onward, *self.norms)
+        held = {id(one) for part in theirs for one in (*part.parameters(), *part.buffers())}
+        return held == {id(one) for one in (*self.module.parameters(), *self.module.buffers())}
+
+    @property
+    def fullness(self) -> int:
+        """How many weights decide about attention."""
+        return sum(layer.values.numel() for layer in self.inward)
+
+
+class _Packed(NamedTuple):
+    """Layers as the kernel takes them, with what they were made of."""
+
+    settings: tuple[Any, ...]
+    snapshot: Snapshot
+    matrices: list[Layer]  # kept: the encoders have pointers to them
+    encoders: list[Encoder]
+
+
+class EncoderCall:
+    """Some encoder layers, one after the other, in one call of the kernel."""
+
+    def __init__(self, *layers: Parts) -> None:
+        self._layers = layers
+        self._wiring = Wiring(*(parts.module for parts in layers))
+        self._norms = [norm for parts in layers for norm in parts.norms]
+        self._packed: _Packed | None = None
+
+    def is_intact(self) -> bool:
+        """Whether the modules inside the layers are those that were found, and have no hooks."""
+        return self._wiring.is_intact()
+
+    def takes(self, x: Any) -> bool:
+        """Whether tokens can be computed: the call is not traced, and nobody changed or watches a module inside."""
+        if not isinstance(x, Tensor) or not is_eager(x) or x.dim() != 3:
+            return False
+        return FEWEST_QUERIES <= x.shape[1] <= MOST_KEYS and self.is_intact() and not any(map(is_trained, self._norms))
+
+    def answer(self, x: Tensor, mask: Any, guesses: Sequence[Guess]) -> Tensor | None:
+        """What the last layer makes of tokens; `None`: the kernel cannot read the mask or a norm.
+
+        Args:
+            x: [rows, tokens, features], which `takes` accepts.
+            mask: of every layer; `None`: each token sees all of its row.
+            guesses: of each layer.
+        """
+        for parts in self._layers:
+            parts.inward[0].check(x)
+        encoders = self._encoders(guesses)
+        if mask is not None and encoders is not None:
+            heads = {heads for _, heads in guesses}
+            wide = expanded(mask, (x.shape[0], max(heads), x.shape[1], x.shape[1]))
+            # With heads of their own, layers can share a mask only if it is the same for all heads.
+            mask, encoders = wide, None if wide is None or (len(heads) > 1 and mask.shape[1] > 1) else encoders
+        if encoders is None:
+            return None
+        return kernel().encode(x, encoders, mask)
+
+    def _encoders(self, guesses: Sequence[Guess]) -> list[Encoder] | None:
+        """What the kernel takes, checked again if a tensor has changed; `None`: it cannot read a norm."""
+        settings = (*guesses, *[norm.eps for norm in self._norms])
+        packed = self._packed
+        if packed is None or packed.settings != settings or not packed.snapshot.is_current():
+            if not all(map(is_readable, self._norms)):
+                return None
+            self._packed = packed = self._pack(guesses, settings)
+        return packed.encoders
+
+    def _pack(self, guesses: Sequence[Guess], settings: tuple[Any, ...]) -> _Packed:
+        encoders: list[Encoder] = []
+        kept: list[Layer] = []
+        holders: list[Mapping[str, Tensor | None]] = []
+        for parts, (order, heads) in zip(self._layers, guesses, strict=True):
+            linears = [*(parts.inward[i] for i in order), *parts.onward]
+            matrices = [linear.packed() for linear in linears]
+            pointers = list(map(ctypes.pointer, matrices))
+            forward, norms = pointers[4:], map(Affine.of, parts.norms)
+            encoders.append(Encoder((*pointers[:3],), pointers[3], (*forward,), len(forward), heads, *norms))
+            kept += matrices
+            holders += [*(linear._buffers for linear in linears), *(norm._parameters for norm in parts.norms)]
+        return _Packed(settings, Snapshot(*holders), kept, encoders)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_packed": None}  # a copy has tensors of its own
+
+
+class Arguments:
+    """What a module of transformers is given: tokens first, a mask by name, and perhaps more."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.names = list(inspect.signature(type(module).forward).parameters)[1:]
+
+    def read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any] | None:
+        """Tokens and mask of a call; `None`: it asks for more."""
+        asked = {**dict(zip(self.names, args, strict=False)), **kwargs}
+        x, mask = asked.pop(self.names[0], None), asked.pop(MASK, None)
+        is_more = len(args) > len(self.names) or any(own is not None and own is not False for own in asked.values())
+        return None if is_more else (x, mask)
