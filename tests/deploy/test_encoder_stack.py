@@ -107,7 +107,19 @@ class Net(nn.Module):
 
 
 JOINED = ["", "mapping", "tuple"]
-OTHERS = ["other mask", "changed mask", "no mask", "skips", "scale", "early exit", "between", "stores", "again", "mean"]
+OTHERS = [
+    "other mask",
+    "changed mask",
+    "no mask",
+    "skips",
+    "scale",
+    "early exit",
+    "between",
+    "stores",
+    "again",
+    "mean",
+    "kind",
+]
 
 
 @pytest.mark.parametrize(
@@ -155,6 +167,9 @@ def test_what_changes_after_sparsify_is_seen(calls: list[int]) -> None:
     assert layers_in_calls() == [1, 1]
     handle.remove()
     assert layers_in_calls() == [3]
+    handle = nn.modules.module.register_module_forward_hook(lambda *call: None)
+    assert layers_in_calls() == []
+    handle.remove()
     first, second, third = fast.layers
     fast.layers = nn.ModuleList([first, third, second])
     assert layers_in_calls() == [1, 1, 1]

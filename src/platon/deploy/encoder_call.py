@@ -89,14 +89,10 @@ class EncoderCall:
         for parts in self._layers:
             parts.inward[0].check(x)
         encoders = self._encoders(guesses)
-        if mask is not None and encoders is not None:
-            heads = {heads for _, heads in guesses}
-            wide = expanded(mask, (x.shape[0], max(heads), x.shape[1], x.shape[1]))
-            # With heads of their own, layers can share a mask only if it is the same for all heads.
-            mask, encoders = wide, None if wide is None or (len(heads) > 1 and mask.shape[1] > 1) else encoders
-        if encoders is None:
+        seen = None if mask is None else _seen(mask, x, {heads for _, heads in guesses})
+        if encoders is None or (seen is None) != (mask is None):
             return None
-        return kernel().encode(x, encoders, mask)
+        return kernel().encode(x, encoders, seen)
 
     def _encoders(self, guesses: Sequence[Guess]) -> list[Encoder] | None:
         """What the kernel takes, checked again if a tensor has changed; `None`: it cannot read a norm."""
@@ -138,3 +134,10 @@ class Arguments:
         x, mask = asked.pop(self.names[0], None), asked.pop(MASK, None)
         is_more = len(args) > len(self.names) or any(own is not None and own is not False for own in asked.values())
         return None if is_more else (x, mask)
+
+
+def _seen(mask: Any, x: Tensor, heads: set[int]) -> Tensor | None:
+    """The mask for each row, head, query and key of layers with so many heads; `None`: the kernel cannot read it."""
+    seen = expanded(mask, (x.shape[0], max(heads), x.shape[1], x.shape[1]))
+    # Layers with different numbers of heads can share a mask only if it is the same for all heads.
+    return seen if len(heads) == 1 or seen is None or mask.shape[1] == 1 else None

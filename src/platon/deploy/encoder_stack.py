@@ -98,7 +98,7 @@ class EncoderStack:
         twin.__dict__.update(held)
         own = [copies.get(id(one), one) for one in args]
         found = type(self.module).forward(twin, *own, **{key: copies.get(id(one), one) for key, one in kwargs.items()})
-        if not _is_without(found, tokens) or vars(twin) != held:
+        if tokens.passed < len(self.layers) or not _is_plain_output(found) or vars(twin) != held:
             raise _OtherwiseError
         return found
 
@@ -121,12 +121,12 @@ def join_layers(model: nn.Module) -> None:
                 module.__dict__["forward"] = EncoderStack(module, name, found)
 
 
-def _is_without(found: Any, tokens: _Tokens) -> bool:
-    """Whether an output surely does not hold what stood in for the tokens."""
+def _is_plain_output(found: Any) -> bool:
+    """Whether an output consists of tensors and numbers alone: what stood in for the tokens is not in it."""
     if isinstance(found, Mapping):
-        return all(_is_without(one, tokens) for one in found.values())
+        return all(map(_is_plain_output, found.values()))
     if isinstance(found, tuple | list):
-        return all(_is_without(one, tokens) for one in found)
+        return all(map(_is_plain_output, found))
     if dataclasses.is_dataclass(found):
-        return all(_is_without(one, tokens) for one in vars(found).values())
+        return all(map(_is_plain_output, vars(found).values()))
     return found is None or isinstance(found, Tensor | bool | int | float | str)

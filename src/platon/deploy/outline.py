@@ -13,6 +13,7 @@ from platon.engine.proof.replica import PLACES
 
 OWN = frozenset(vars(nn.Module()))  # what every module holds: its tensors, its modules and its hooks
 HOOKS = tuple(key for key in OWN if key.endswith(("hooks", "hooks_with_kwargs", "hooks_always_called")))
+_GLOBAL_HOOKS = (nn.modules.module._global_forward_hooks, nn.modules.module._global_forward_pre_hooks)
 
 
 def outline(module: nn.Module) -> Hashable:
@@ -43,7 +44,7 @@ class Wiring:
         self._children = self._read()
 
     def is_intact(self) -> bool:
-        return not any(self._hooks) and self._read() == self._children
+        return not any(self._hooks) and not any(_GLOBAL_HOOKS) and self._read() == self._children
 
     def _read(self) -> list[nn.Module | None]:
         return list(itertools.chain.from_iterable(map(dict.values, self._held)))
