@@ -23,7 +23,7 @@ from platon.engine.score import Score, StepInfo, checked_choice
 from platon.engine.shard import everyone, ranks_of, reshard
 from platon.engine.smoothed import Platon
 from platon.engine.steering import Steering
-from platon.engine.store import Aside, InPlace
+from platon.engine.store import Store
 from platon.engine.units import Units, weights
 
 
@@ -58,7 +58,6 @@ class Pruner:
         units: Units | None = None,
         on_nonfinite: Literal["raise", "skip"] = "raise",
     ) -> None:
-        """Attach to the optimizer; nothing is pruned before the schedule says so."""
         checked_choice(on_nonfinite, "on_nonfinite", ("raise", "skip"))
         if score is not None and not isinstance(score, Score):
             raise TypeError(f"score must be a method such as platon.Platon(), got {score!r}")
@@ -83,7 +82,7 @@ class Pruner:
             if self.units.groups
             else WeightRanking(self.score, matrices, self._ranks, self._norms)
         )
-        self._store = Aside(self._ranking) if self.score.keeps_weights_aside else InPlace()
+        self._store = Store(self._ranking)
         self._controller = self.score.controller()
         self._settled = False
         self._hook = StepHook(
