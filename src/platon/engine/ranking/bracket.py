@@ -5,7 +5,7 @@ Every tensor here has a row for each part; shards come in one list, the same num
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,23 +31,18 @@ def count(shards: Sequence[ScoredWeights], pivots: Tensor, ranks: Ranks) -> Tens
     return ranks.sum(torch.stack(found).view(len(pivots), -1, pivots.shape[1] + 1).sum(1))  # in int64
 
 
-def refuse_nan(shards: Sequence[ScoredWeights], ranks: Ranks) -> None:
-    """Raise an error that names the first parameter with a score that is NaN, if there is one; on every rank alike."""
-    numbers = count(shards, torch.zeros(len(shards), 1, device=shards[0].device), ranks)
-    for shard, number in zip(shards, numbers[:, -1].tolist(), strict=True):
-        if number:
+def refuse_nan(shards: Sequence[ScoredWeights], counts: Sequence[Sequence[int]]) -> None:
+    """Raise an error that names the first shard with a score that is NaN; `counts` has what `count` says of each."""
+    for shard, (*_, nans) in zip(shards, counts, strict=True):
+        if nans:
             raise nan_error(shard.name)
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """How many scores of a part, on all ranks, are above its range and within it."""
 
     above: int
     within: int
-
-    def holds(self, k: int) -> bool:
-        return self.above < k <= self.above + self.within
 
 
 class Bracket:
@@ -62,8 +57,8 @@ class Bracket:
         local = torch.stack([numbers.to(low.device) for numbers, _ in found]).view(len(low), self._own, -1)
         over_all = ranks.sum(torch.cat([local[..., :2], local[..., 3:].isnan()], 2).sum(1))
         read: list[list[float]] = torch.cat([over_all, local[..., 1:3].flatten(1)], 1).tolist()  # waits for a device
-        if any(row[2] for row in read):
-            refuse_nan(shards, ranks)  # or the sum is NaN because it adds infinite scores of either sign
+        if any(row[2] for row in read):  # a score is NaN, or the sum adds infinite scores of either sign
+            refuse_nan(shards, count(shards, torch.zeros(len(shards), 1, device=low.device), ranks).tolist())
         self.parts = [Part(int(above), int(within)) for above, within, *_ in read]
         numbers = [int(number) for row in read for number in row[3:]]
         self._local = list(zip(numbers[::2], numbers[1::2], strict=True))  # candidates and their blocks, by shard

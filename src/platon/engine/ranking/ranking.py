@@ -9,9 +9,40 @@ from torch import Tensor
 
 from platon.engine.matrix import Matrix
 from platon.engine.ranking import noise
-from platon.engine.ranking.pool import Pool
+from platon.engine.ranking.bits import unpack
+from platon.engine.ranking.passes import take_signal
 from platon.engine.score import Above, Choice, Score, StepInfo, TopK
 from platon.engine.shard import Ranks
+
+
+class Pool:
+    """Units that share the tensors of a state, and the last selection among them; none is pruned yet."""
+
+    matrix: Matrix | None = None  #: where each weight is a unit: it has the shape and sharding of the state's tensors
+
+    def __init__(self, score: Score, name: str, count: int, total: int, start: int, device: torch.device) -> None:
+        self.name = name  #: stands before the names of its tensors in a checkpoint
+        self.count, self.total = count, total  #: units on this rank, and on all ranks
+        self.start = start  #: the position of its first unit among all, which decides between equal scores
+        self.state = score.init(count, device)
+        self.bits = torch.full((-(-count // 8),), 0xFF, dtype=torch.uint8, device=device)  #: a bit a unit, 1 = kept
+
+    def update(self, score: Score, signal: Tensor | None, phase: int) -> None:
+        """Take the signal of this step into the state."""
+        take_signal(score, phase, self.state | score.factors(self.state), signal)
+
+    def kept(self) -> Tensor:
+        """The last selection, a bool a unit."""
+        return unpack(self.bits, self.count)
+
+    def weigh(self, kept: Tensor) -> Tensor:
+        """How many weights a mask of the units that are here keeps."""
+        return kept.sum()
+
+
+def how_many(keep: float, total: int) -> int:
+    """How many of `total` stay: round(keep · total), and at least one."""
+    return max(1, round(keep * total))
 
 
 class Ranking(ABC):

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from platon.engine.matrix import Matrix
-from platon.engine.ranking.pool import how_many
+from platon.engine.ranking.ranking import how_many
 from platon.engine.scope import Scope, pattern_of
 
 _AT_ONCE = 1 << 22  # scores that are sorted at a time

@@ -100,7 +100,7 @@ def find_cut(
         pivots = pick_pivots(ranks.gather(columns.flatten()).view(-1, parts).T, k, total)
         pivots = pivots.counted(count(shards, pivots.value, ranks)[:, :-1])
     bracket = Bracket(shards, *pivots.narrow(k), ranks)
-    if not all(part.holds(k) and part.within <= room for part in bracket.parts):
+    if not all(above < k <= above + within and within <= room for above, within in bracket.parts):
         bounds = [
             _search(bracket.shards_of(i), k, room, known, ranks)
             for i, known in enumerate(_known(bracket, pivots, total))

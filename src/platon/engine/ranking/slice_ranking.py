@@ -10,11 +10,22 @@ from torch import Tensor
 from platon.engine.matrix import Matrix
 from platon.engine.ranking.bits import pack
 from platon.engine.ranking.passes import signal_of
-from platon.engine.ranking.pool import GroupPool, how_many
-from platon.engine.ranking.ranking import Ranking
+from platon.engine.ranking.ranking import Pool, Ranking, how_many
 from platon.engine.score import Above, Score, TopK, nan_error
 from platon.engine.shard import Ranks, laid_out_as
 from platon.engine.slices import Group
+
+
+class GroupPool(Pool):
+    """Units of many weights each, which every rank knows."""
+
+    def __init__(self, score: Score, group: Group, start: int, device: torch.device) -> None:
+        super().__init__(score, group.name, group.count, group.count, start, device)
+        self.sizes = group.sizes.to(device)  #: weights of each unit, on all ranks
+        self.group = group.here()
+
+    def weigh(self, kept: Tensor) -> Tensor:
+        return self.sizes[kept].sum()
 
 
 class SliceRanking(Ranking):
