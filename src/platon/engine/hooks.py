@@ -164,23 +164,15 @@ class OptimizerHooks:
         return True
 
 
-class RelativeRate:
-    """The learning rate of an optimizer relative to its peak: what the scores' own AdamW follows.
-
-    The peak is what the learning-rate scheduler says it is; without one, the rate at the start.
-    """
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer, self._initial = optimizer, _rate(optimizer)
-
-    def __call__(self) -> float:
-        group = self._optimizer.param_groups[0]
-        peak = float(group.get("max_lr", group.get("initial_lr", self._initial)))
-        return _rate(self._optimizer) / peak if peak > 0 else 1.0
-
-
-def _rate(optimizer: Optimizer) -> float:
+def learning_rate(optimizer: Optimizer) -> float:
     return float(optimizer.param_groups[0].get("lr", 1.0))  # it may be a tensor; a user's own optimizer may have none
+
+
+def relative_rate(optimizer: Optimizer, initial: float) -> float:
+    """The learning rate relative to its peak: that of the learning-rate scheduler, or `initial` without one."""
+    group = optimizer.param_groups[0]
+    peak = float(group.get("max_lr", group.get("initial_lr", initial)))
+    return learning_rate(optimizer) / peak if peak > 0 else 1.0
 
 
 def _not_finite(gradients: Mapping[nn.Parameter, Tensor], ranks: Ranks) -> list[nn.Parameter]:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from platon.engine import state as states
 from platon.engine.activation import InputNorms
-from platon.engine.hooks import RelativeRate, StepHook, attach
+from platon.engine.hooks import StepHook, attach, learning_rate, relative_rate
 from platon.engine.matrix import check_in_place, locate
 from platon.engine.ranking.ranking import Ranking
 from platon.engine.ranking.slice_ranking import SliceRanking
@@ -89,7 +89,7 @@ class Pruner:
             model, self.units.matrices, self.score.reads, on_nonfinite, self._before, self._after, self._ranks
         )
         self._hooks = attach(optimizer, self._hook)
-        self._rate = RelativeRate(self._hooks.optimizer)
+        self._initial_rate = learning_rate(self._hooks.optimizer)
         with torch.no_grad():
             self._show()
 
@@ -238,11 +238,11 @@ class Pruner:
         self._store.show(self._info(self.step_count), self._settled, is_masked)
 
     def _info(self, step: int, keep: float | None = None) -> StepInfo:
-        ramp = self._ramp
+        ramp, rate = self._ramp, relative_rate(self._hooks.optimizer, self._initial_rate)
         share, progress, elapsed = (
             (self.keep, 1.0, 1.0) if ramp is None else (ramp.share(step), ramp.progress(step), ramp.elapsed(step))
         )
-        return StepInfo(step, keep, share, progress, elapsed, self._rate(), self.penalty or 0.0)
+        return StepInfo(step, keep, share, progress, elapsed, rate, self.penalty or 0.0)
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 

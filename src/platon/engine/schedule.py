@@ -54,7 +54,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(Ramp):
     """The same share from the first step on.
 
     Args:
@@ -70,20 +70,17 @@ class Constant:
         return self.keep
 
     def share(self, step: int) -> float:
-        """The share at a step."""
         return self.keep
 
     def progress(self, step: int) -> float:
-        """1: there is no descent."""
         return 1.0
 
     def elapsed(self, step: int) -> float:
-        """1: there is no descent."""
         return 1.0
 
 
 @dataclass(frozen=True)
-class Cubic:
+class Cubic(Ramp):
     r"""The paper's schedule: dense, then a cubic descent, then the final share until the end.
 
     Examples:
@@ -148,15 +145,12 @@ class Cubic:
         return self.share(step)
 
     def share(self, step: int) -> float:
-        """The share on the curve, whether or not a mask is due at this step."""
         return self.final + (self.initial - self.final) * (1 - self.elapsed(step)) ** 3
 
     def progress(self, step: int) -> float:
-        """How far the share has come down, from 0 to 1: cubic in time, as the share is."""
         return 1 - (1 - self.elapsed(step)) ** 3
 
     def elapsed(self, step: int) -> float:
-        """How much of the descent's time has passed, from 0 to 1."""
         if step >= self.end:
             return 1.0
         return (step - self.start) / (self.end - self.start) if step > self.start else 0.0
