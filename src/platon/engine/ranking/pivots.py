@@ -57,12 +57,10 @@ def sample_index(size: int, total: int, device: torch.device) -> Tensor:
 
 
 def pick_pivots(sample: Tensor, k: int, total: int) -> Pivots:
-    """Pivots that most likely enclose the k-th of `total` scores, and one between them in the sample's widest gap.
+    """For each row: pivots that most likely enclose the k-th of `total` scores, and one in the sample's widest gap.
 
     Once pruning has settled, that gap is real: kept and pruned weights score in different ranges, and the k-th stands
     at the edge of the gap. Where scores are spread smoothly, any place near the k-th serves.
-
-    `sample` has a row for each part.
     """
     size = sample.shape[1]
     middle = k / total * size

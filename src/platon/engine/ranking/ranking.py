@@ -28,7 +28,6 @@ class Pool:
         self.bits = torch.full((-(-count // 8),), 0xFF, dtype=torch.uint8, device=device)  #: a bit a unit, 1 = kept
 
     def update(self, score: Score, signal: Tensor | None, phase: int) -> None:
-        """Take the signal of this step into the state."""
         take_signal(score, phase, self.state | score.factors(self.state), signal)
 
     def kept(self) -> Tensor:
@@ -66,10 +65,7 @@ class Ranking(ABC):
             self.update(self.score.phase(info.step))
 
     def advance(self, info: StepInfo, choice: Choice | None) -> float | None:
-        """After the step: update scores that read now, then find and apply the cut of `choice`.
-
-        Returns the share of weights above `choice.watched`, if that is asked for.
-        """
+        """After the step: update scores that read now, apply the cut of `choice`; the share above `choice.watched`."""
         phase, reads = self.score.phase(info.step), self.score.reads
         in_one_pass = reads == "after" and isinstance(choice, TopK) and choice.scope == "global"
         if reads in ("after", "inputs") and not in_one_pass:

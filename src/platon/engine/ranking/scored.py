@@ -5,7 +5,7 @@ through `PIECE` elements at a time, which also keeps their temporaries in the ca
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,13 +51,13 @@ class ScoredWeights:
             passes.take_signal(self.score, phase, whole.state, None)
             return None if pivots is None else self.count(pivots)[:-1]
         if pivots is None:
-            whole._run(passes.update, along=gradient, phase=phase)
+            whole._run(passes.update, phase, along=gradient)
             return None
-        return _total(whole._run(passes.update_and_count, pivots, along=gradient, phase=phase))
+        return _total(whole._run(passes.update_and_count, phase, along=gradient, numbers=(pivots,)))
 
     def write_gated(self, full: Tensor | None, settled: bool) -> None:
         """Write `full`, the weights kept aside, times their gates; `None`: the weights that are here."""
-        self._run(passes.write_gated, along=self.weight if full is None else full, phase=int(settled))
+        self._run(passes.write_gated, settled, along=self.weight if full is None else full)
 
     def values(self) -> Tensor:
         """The scores of all weights."""
@@ -65,7 +65,7 @@ class ScoredWeights:
 
     def count(self, pivots: Tensor) -> Tensor:
         """How many scores are at or above each pivot, and last how many are NaN."""
-        return _total(self._to_read()._run(passes.count, pivots))
+        return _total(self._to_read()._run(passes.count, numbers=(pivots,)))
 
     def bracket(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         """How many scores are above `high`, within [low, high], blocks with such, and the sum of all scores.
@@ -112,19 +112,17 @@ class ScoredWeights:
             return self
         return replace(self, state={name: self.state[name] for name in self.read if name})
 
-    def _run(
-        self, function: Callable[..., Any], *numbers: Tensor, along: Tensor | None = None, phase: int = 0
-    ) -> list[Any]:
+    def _run(self, function: Pass, *fixed: int, along: Tensor | None = None, numbers: Sequence[Tensor] = ()) -> Any:
         """What a pass gives for each piece; `along` is as long as the weights, and cut as they are."""
-        run, found = self._pass(function, phase), list[Any]()
+        run, found = self._pass(function, *fixed), []
         for start, weight, state in self._pieces(self.size):
             own = () if along is None else (along[start : start + weight.numel()],)
             found.append(run(state, weight, *own, *numbers))
         return found
 
-    def _pass(self, function: Callable[..., Any], phase: int = 0) -> Pass:
+    def _pass(self, function: Pass, *fixed: int) -> Pass:
         # An empty shard is not worth a compilation.
-        return (compiled if self.fused and self.size else functools.partial)(function, self.score, phase)
+        return (compiled if self.fused and self.size else functools.partial)(function, self.score, *fixed)
 
     def _pieces(self, size: int) -> Iterator[tuple[int, Tensor, State]]:
         """The first `size` weights with their state, and where each piece starts; one piece for compiled passes."""
