@@ -30,7 +30,6 @@ class Hold:
         units: Units | None = None,
         masks: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Remember which weights are zero, as bits, and attach."""
         self.units = weights(model) if units is None else units
         ranks_of(model, self.units.matrices)  # refuses ways to shard that are not supported
         if masks is not None:

@@ -56,7 +56,6 @@ class Slice:
 
     @cached_property
     def sizes(self) -> Tensor:
-        """Weights of each unit in this matrix."""
         height, width = self.parameter.shape
         rows = torch.tensor([height]) if self.rows is None else self.rows.lengths
         columns = torch.tensor([width]) if self.columns is None else self.columns.lengths
@@ -97,7 +96,6 @@ class Group:
 
     @cached_property
     def sizes(self) -> Tensor:
-        """Weights of each unit."""
         return _sum(part.sizes for part in self.slices)
 
     def here(self) -> "Group":
