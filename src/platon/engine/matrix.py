@@ -57,12 +57,6 @@ class Matrix:
         """Grows with every change of the weights that PyTorch knows of."""
         return local(self.parameter)._version
 
-    def make_gradient_contiguous(self) -> None:
-        """So that `gradient` is a view, and writing to it reaches the optimizer."""
-        gradient = self.parameter.grad
-        if gradient is not None and not local(gradient).is_contiguous():
-            self.parameter.grad = gradient.contiguous()
-
 
 def locate(model: nn.Module, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> list[Matrix]:
     """The parameters' places in the model, checked for what would go wrong later."""

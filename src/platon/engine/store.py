@@ -6,6 +6,7 @@ from torch import Tensor
 from platon.engine.matrix import Matrix
 from platon.engine.ranking.ranking import Ranking
 from platon.engine.score import StepInfo
+from platon.engine.shard import local
 
 
 class Store:
@@ -37,7 +38,11 @@ class Store:
         self.take_changes()
         for matrix in self._matrices:
             matrix.weight.copy_(self._full[matrix.name])
-            matrix.make_gradient_contiguous()
+            gradient = matrix.parameter.grad
+            if gradient is not None and not local(gradient).is_contiguous():
+                matrix.parameter.grad = (
+                    gradient.contiguous()
+                )  # so that `matrix.gradient` is a view of it
 
     def mask_gradients(self, info: StepInfo) -> None:
         """Before the optimizer's step: make gradients those of the weights behind the mask of the step in `info`."""

@@ -63,9 +63,6 @@ class Bracket:
         numbers = [int(number) for row in read for number in row[3:]]
         self._local = list(zip(numbers[::2], numbers[1::2], strict=True))  # candidates and their blocks, by shard
 
-    def shards_of(self, part: int) -> Sequence[ScoredWeights]:
-        return self.shards[part * self._own : (part + 1) * self._own]
-
     def cut(self, k: int, room: int) -> tuple[Tensor, Tensor]:
         """Score and position of each part's k-th: one of few candidates, or the last of many equal ones that stays."""
         every = range(len(self.parts))

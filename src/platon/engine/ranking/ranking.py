@@ -19,6 +19,7 @@ class Pool:
     """Units that share the tensors of a state, and the last selection among them; none is pruned yet."""
 
     matrix: Matrix | None = None  #: where each weight is a unit: it has the shape and sharding of the state's tensors
+    sizes: Tensor | None = None  #: where units have many weights: how many, on all ranks
 
     def __init__(self, score: Score, name: str, count: int, total: int, start: int, device: torch.device) -> None:
         self.name = name  #: stands before the names of its tensors in a checkpoint
@@ -33,10 +34,6 @@ class Pool:
     def kept(self) -> Tensor:
         """The last selection, a bool a unit."""
         return unpack(self.bits, self.count)
-
-    def weigh(self, kept: Tensor) -> Tensor:
-        """How many weights a mask of the units that are here keeps."""
-        return kept.sum()
 
 
 def how_many(keep: float, total: int) -> int:
@@ -92,7 +89,8 @@ class Ranking(ABC):
 
     def count(self, kept: Sequence[Tensor]) -> int:
         """How many weights the masks of the pools keep, on all ranks."""
-        return self._sum([pool.weigh(mask) for pool, mask in zip(self.pools, kept, strict=True)])
+        masks = zip(self.pools, kept, strict=True)
+        return self._sum([mask.sum() if pool.sizes is None else pool.sizes[mask].sum() for pool, mask in masks])
 
     def _sum(self, numbers: Sequence[Tensor]) -> int:
         total = torch.stack([number.to(self.matrices[0].device) for number in numbers]).sum()

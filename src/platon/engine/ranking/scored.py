@@ -46,7 +46,10 @@ class ScoredWeights:
         Where gates were in the forward pass, the gradient is multiplied by them: that is the gradient of the weights
         kept aside.
         """
-        whole = self._with_factors()
+        whole = self
+        if self.score.has_factors:
+            single = {name: tensor for name, tensor in self.state.items() if not tensor.dim()}
+            whole = replace(self, state=self.state | self._pass(passes.factors)(single))
         if gradient is None:
             passes.take_signal(self.score, phase, whole.state, None)
             return None if pivots is None else self.count(pivots)[:-1]
@@ -100,12 +103,6 @@ class ScoredWeights:
             kept = scratch[: weight.numel()]
             run(state, weight, cut, next_cut, last, start, kept)
             pack(kept, bits[start // 8 : start // 8 + -(-weight.numel() // 8)])
-
-    def _with_factors(self) -> "ScoredWeights":
-        if not self.score.has_factors:
-            return self
-        single = {name: tensor for name, tensor in self.state.items() if not tensor.dim()}
-        return replace(self, state=self.state | self._pass(passes.factors)(single))
 
     def _to_read(self) -> "ScoredWeights":
         if self.read is None:

@@ -101,10 +101,8 @@ def find_cut(
         pivots = pivots.counted(count(shards, pivots.value, ranks)[:, :-1])
     bracket = Bracket(shards, *pivots.narrow(k), ranks)
     if not all(above < k <= above + within and within <= room for above, within in bracket.parts):
-        bounds = [
-            _search(bracket.shards_of(i), k, room, known, ranks)
-            for i, known in enumerate(_known(bracket, pivots, total))
-        ]
+        known, own = _known(bracket, pivots, total), len(shards) // parts
+        bounds = [_search(shards[i * own : (i + 1) * own], k, room, known[i], ranks) for i in range(parts)]
         low, high = torch.tensor(bounds, device=device).T
         bracket = Bracket(shards, low, high, ranks)
     return Cut(*bracket.cut(k, room))

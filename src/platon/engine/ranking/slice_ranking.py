@@ -19,13 +19,11 @@ from platon.engine.slices import Group
 class GroupPool(Pool):
     """Units of many weights each, which every rank knows."""
 
+    sizes: Tensor
+
     def __init__(self, score: Score, group: Group, start: int, device: torch.device) -> None:
         super().__init__(score, group.name, group.count, group.count, start, device)
-        self.sizes = group.sizes.to(device)  #: weights of each unit, on all ranks
-        self.group = group.here()
-
-    def weigh(self, kept: Tensor) -> Tensor:
-        return self.sizes[kept].sum()
+        self.sizes, self.group = group.sizes.to(device), group.here()
 
 
 class SliceRanking(Ranking):
@@ -120,7 +118,7 @@ class SliceRanking(Ranking):
     def _values(self) -> list[Tensor]:
         """The scores of all units."""
         values = []
-        for pool, total in zip(self.pools, self._sums(_magnitudes), strict=True):
+        for pool, total in zip(self.pools, self._sums(lambda own: own.weight.abs().view(own.shape)), strict=True):
             assert total is not None
             values.append(self.score.value(pool.state, (total / pool.sizes).float()))
             if bool(values[-1].isnan().any()):
@@ -140,10 +138,6 @@ class SliceRanking(Ranking):
 def _products(matrix: Matrix) -> Tensor | None:
     gradient = matrix.gradient
     return None if gradient is None else signal_of(matrix.weight, gradient).view(matrix.shape)
-
-
-def _magnitudes(matrix: Matrix) -> Tensor:
-    return matrix.weight.abs().view(matrix.shape)
 
 
 def _fill(pools: Sequence[GroupPool], values: Sequence[Tensor], keep: float) -> list[Tensor]:
