@@ -43,12 +43,10 @@ class StepHook:
     is_first_step: bool = True
 
     def watch(self) -> None:
-        """Remember the gradients, so that `check_gradients` sees whether the optimizer wrote to them.
-
-        Writing through `.data` does not change a tensor's version. An optimizer that does so does it at every step, so
-        the sums are compared at the first step alone.
-        """
+        """Remember the gradients, so that `check_gradients` sees whether the optimizer wrote to them."""
         if self.reads == "after":
+            # Writing through `.data` does not change a tensor's version. An optimizer that does so does it at every
+            # step, so the sums are compared at the first step alone.
             self.watched = {
                 name: (p.grad, local(p.grad)._version, self._sum(p.grad) if self.is_first_step else None)
                 for name, p in self.parameters.items()
@@ -193,10 +191,8 @@ def _name(parameter: nn.Parameter, hooks: list[StepHook]) -> str:
 
 
 def _is_inner_step(optimizer: Optimizer) -> bool:
-    """Whether this is a step inside a step: a class whose `step` calls its parent's, with the same hooks around both.
-
-    Read from the stack, because a counter would never recover from a step that raises.
-    """
+    """Whether this is a step inside a step: a class's `step` calls its parent's, with the same hooks around both."""
+    # Read from the stack, because a counter would never recover from a step that raises.
     frame: FrameType | None = sys._getframe(1)
     running = 0
     while frame is not None and running < 2:

@@ -10,16 +10,14 @@ from platon.engine.topology import inputs_first
 
 
 class Matrix:
-    """A parameter that is pruned, or this rank's rows of it.
-
-    `start` is the position of its first weight among all prunable ones; `inputs_first`: its rows are inputs (Conv1D).
-    """
+    """A parameter that is pruned, or this rank's rows of it; with `inputs_first`, rows are inputs (Conv1D)."""
 
     def __init__(self, name: str, parameter: nn.Parameter, start: int, inputs_first: bool = False) -> None:
         self.name, self.parameter, self.inputs_first = name, parameter, inputs_first
         self.rows, self.shape, self.device = rows_of(parameter), local(parameter).shape, parameter.device
         self.size, self.total = local(parameter).numel(), parameter.numel()  #: weights here, and on all ranks
-        self.start = start + self.rows[0] * parameter.shape[1:].numel()  #: the position of the first one that is here
+        #: the position, among all prunable weights, of the first one that is here; `start` is that of the parameter's
+        self.start = start + self.rows[0] * parameter.shape[1:].numel()
 
     @property
     def inputs(self) -> int:

@@ -99,14 +99,11 @@ def laid_out_as(parameter: Tensor, mine: Tensor) -> Tensor:
 
 
 def own_rows(parameter: Tensor, given: Tensor) -> Tensor:
-    """This rank's part of numbers for a whole parameter, which come in its shape, flat, or sharded as it is; flat.
-
-    A tensor of another size is returned unchanged, for the caller to refuse.
-    """
+    """This rank's part of numbers for a whole parameter, which come in its shape, flat, or sharded as it is; flat."""
     if is_sharded(given):
         return local(given).reshape(-1) if given.shape == parameter.shape else given
     if given.numel() != parameter.numel() or given.dim() not in (1, parameter.dim()):
-        return given
+        return given  # for the caller to refuse
     first, last = rows_of(parameter)
     width = parameter.shape[1:].numel()
     return given.reshape(-1)[first * width : last * width]

@@ -44,10 +44,7 @@ class Index:
 
 @dataclass(frozen=True)
 class Slice:
-    """How the units of a group lie in one matrix: as rows, as columns or, with both, as rectangles.
-
-    Rectangle (r, c) is unit r · columns.count + c.
-    """
+    """How the units of a group lie in one matrix: as rows, columns or rectangles; (r, c) is r · columns.count + c."""
 
     name: str
     parameter: nn.Parameter

@@ -40,9 +40,7 @@ class Store:
             matrix.weight.copy_(self._full[matrix.name])
             gradient = matrix.parameter.grad
             if gradient is not None and not local(gradient).is_contiguous():
-                matrix.parameter.grad = (
-                    gradient.contiguous()
-                )  # so that `matrix.gradient` is a view of it
+                matrix.parameter.grad = gradient.contiguous()  # so that `matrix.gradient` is a view of it
 
     def mask_gradients(self, info: StepInfo) -> None:
         """Before the optimizer's step: make gradients those of the weights behind the mask of the step in `info`."""

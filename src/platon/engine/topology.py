@@ -19,10 +19,7 @@ _PACKED_ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj
 
 
 def blocks(model: nn.Module) -> dict[str, nn.Module]:
-    """The repeated transformer blocks, by dotted name, in model order.
-
-    A block that is used several times (ALBERT) appears once, under its first name.
-    """
+    """The repeated transformer blocks, by dotted name, in model order; one used several times (ALBERT) appears once."""
     found = {id(block) for block in _innermost_blocks(model)}
     return {name: module for name, module in model.named_modules() if id(module) in found}
 
@@ -82,11 +79,8 @@ def weights_of(module: nn.Module) -> list[nn.Parameter]:
 
 
 def is_conv1d(module: nn.Module) -> bool:
-    """Whether it is GPT-2's linear, which stores the transpose.
-
-    Known by looks because the engine does not import transformers; the ancestors count because FSDP puts a class of
-    its own in front.
-    """
+    """Whether it is GPT-2's linear, which stores the transpose; by its looks: the engine imports no transformers."""
+    # The ancestors count because FSDP puts a class of its own in front.
     return hasattr(module, "nf") and any(cls.__name__ == "Conv1D" for cls in type(module).__mro__)
 
 
@@ -104,10 +98,7 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def _innermost_blocks(module: nn.Module) -> list[nn.Module]:
-    """The blocks under the module.
-
-    Innermost, because stages repeat like blocks do, and hold patch merging besides (Swin).
-    """
+    """The innermost blocks under the module: stages repeat as blocks do, and hold patch merging besides (Swin)."""
     inside = {child: _innermost_blocks(child) for child in module.children()}
     repeated = _repeated_blocks(inside) if isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict) else set()
     return [block for child, inner in inside.items() for block in inner or ([child] if type(child) in repeated else [])]

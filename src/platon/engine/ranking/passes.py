@@ -33,7 +33,7 @@ def update(score: Score, phase: int, state: State, weight: Tensor, gradient: Ten
     gate = score.gate(state, settled=False)  # before the update: the gate that the gradient came through
     take_signal(score, phase, state, signal_of(weight, gradient))
     if gate is not None:
-        gradient.copy_(gradient.float() * gate)
+        gradient.copy_(gradient.float() * gate)  # now it is that of the weights kept aside
 
 
 def update_and_count(
@@ -56,15 +56,12 @@ def values(score: Score, state: State, weight: Tensor) -> Tensor:
 
 
 def bracket(score: Score, state: State, weight: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Counts around [low, high]: above it, within it, and blocks with scores within; and those within by block.
-
-    The fourth number is the sum of all scores, which is NaN if one of them is.
-    """
+    """How many scores are above [low, high] and within, blocks with such, the sum of all; and those within by block."""
     value = score.value(state, weight).view(-1, BLOCK)
     # Sums of 64 ones are exact in float32, and compilers vectorise them best.
     above = (value > high).float().sum(-1)
     within = ((value >= low) & (value <= high)).float().sum(-1)
-    total = value.sum(-1)
+    total = value.sum(-1)  # NaN if a score is
     sums = [above.sum(dtype=torch.float64), within.sum(dtype=torch.float64), (within > 0).double().sum()]
     return torch.stack([*sums, total.sum(dtype=torch.float64)]), within
 

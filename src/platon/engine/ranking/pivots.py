@@ -23,17 +23,15 @@ class Pivots:
         return replace(self, count=count)
 
     def narrow(self, k: int) -> tuple[Tensor, Tensor]:
-        """The range in which the k-th score of each part most likely lies; computed on the device.
-
-        The counts at two neighbouring pivots are exact. Between them the sample deviates like a Brownian bridge, whose
-        standard deviation at the share f of m samples is √(m f (1-f)); the range is four of them wide on either side.
-        """
+        """The range in which the k-th score of each part most likely lies; computed on the device."""
         assert self.count is not None
         upper = (self.count[:, 1] < k).long()
         ends = torch.stack([upper, upper + 1], 1)
         (begin, end), (above, at_least), (top, bottom) = (
             rows.gather(1, ends).unbind(1) for rows in (self.place, self.count, self.value)
         )
+        # The counts at two neighbouring pivots are exact. Between them the sample deviates like a Brownian bridge: at
+        # the share f of m samples by a standard deviation of √(m f (1-f)). The range has four of them on either side.
         samples = (end - begin).double()
         share = ((k - above) / (at_least - above).clamp(min=1)).clamp(0, 1).double()
         middle = begin + share * samples
@@ -57,11 +55,7 @@ def sample_index(size: int, total: int, device: torch.device) -> Tensor:
 
 
 def pick_pivots(sample: Tensor, k: int, total: int) -> Pivots:
-    """For each row: pivots that most likely enclose the k-th of `total` scores, and one in the sample's widest gap.
-
-    Once pruning has settled, that gap is real: kept and pruned weights score in different ranges, and the k-th stands
-    at the edge of the gap. Where scores are spread smoothly, any place near the k-th serves.
-    """
+    """For each row: pivots that most likely enclose the k-th of `total` scores, and one in the sample's widest gap."""
     size = sample.shape[1]
     middle = k / total * size
     spread = math.sqrt(middle * (1 - k / total))
@@ -73,6 +67,8 @@ def pick_pivots(sample: Tensor, k: int, total: int) -> Pivots:
         between = sample.topk(size - first, largest=False).values[:, size - 1 - last :].flip(1)
     start = min(max(math.floor(middle - 2 * spread) - first, 0), between.shape[1] - 1)
     near = slice(start, math.ceil(middle + 2 * spread) - first + 2)
+    # Once pruning has settled, the gap is real: kept and pruned weights score in different ranges, and the k-th stands
+    # at the edge of the gap. Where scores are spread smoothly, any place near the k-th serves.
     keys = float_keys(between[:, near])
     edge = (keys[:, :-1] - keys[:, 1:]).argmax(1) if keys.shape[1] > 1 else torch.zeros_like(keys[:, 0])
     # `gather`, here and above: indexing with a tensor of one number would make the host wait for that number.

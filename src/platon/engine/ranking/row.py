@@ -11,10 +11,7 @@ _AT_ONCE = 1 << 22  # scores that are sorted at a time
 
 
 def keep_of(scope: Scope, keep: float, matrix: Matrix) -> tuple[int, int]:
-    """Of how many neighbours how many stay, in each row of a matrix, at a share of `keep`.
-
-    While the share falls to that of a pattern N:M, more than N of M stay.
-    """
+    """Of how many neighbours how many stay, in each row of a matrix, at a share of `keep`."""
     width = matrix.inputs
     pattern = pattern_of(scope)
     if pattern is None:
@@ -29,7 +26,7 @@ def keep_of(scope: Scope, keep: float, matrix: Matrix) -> tuple[int, int]:
         raise ValueError(
             f"scope {scope} keeps {least / size:g} of the weights, and {keep:g} is asked for; ask for that"
         )
-    return size, max(least, how_many(keep, size))
+    return size, max(least, how_many(keep, size))  # more than N of M stay while the share falls
 
 
 def best(values: Tensor, size: int, k: int) -> Tensor:

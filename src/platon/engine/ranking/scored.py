@@ -41,11 +41,7 @@ class ScoredWeights:
         return self.weight.device
 
     def update(self, gradient: Tensor | None, phase: int, pivots: Tensor | None = None) -> Tensor | None:
-        """Take this step's gradient into the state; with `pivots`, also count the new scores at or above each.
-
-        Where gates were in the forward pass, the gradient is multiplied by them: that is the gradient of the weights
-        kept aside.
-        """
+        """Take this step's gradient into the state; with `pivots`, also count the new scores at or above each."""
         whole = self
         if self.score.has_factors:
             single = {name: tensor for name, tensor in self.state.items() if not tensor.dim()}
@@ -71,10 +67,7 @@ class ScoredWeights:
         return _total(self._to_read()._run(passes.count, numbers=(pivots,)))
 
     def bracket(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-        """How many scores are above `high`, within [low, high], blocks with such, and the sum of all scores.
-
-        The second tensor says how many are within, block by block.
-        """
+        """`passes.bracket` of all weights, those behind the last whole block included."""
         even = self.size - self.size % BLOCK
         found: list[tuple[Tensor, Tensor]] = []
         if even:
@@ -151,10 +144,7 @@ class _Recorder(Tensor):
 
 
 def names_read(score: Score) -> tuple[str, ...]:
-    """The names of the state that `score.value` reads, and "" if it reads the weights.
-
-    A learned score reads neither the weights nor the moments of its optimizer.
-    """
+    """The names of the state that `score.value` reads, and "" if it reads the weights; a learned score does not."""
     weight = torch.zeros(1).as_subclass(_Recorder)
     state = {name: own.as_subclass(_Recorder) for name, own in score.init(1, torch.device("cpu")).items()}
     value = score.value(dict(state), weight)
@@ -162,10 +152,7 @@ def names_read(score: Score) -> tuple[str, ...]:
 
 
 def _gathered(tensors: Sequence[Tensor], index: Sequence[Tensor], width: int = 1) -> Tensor:
-    """The numbers of each tensor at its `index`, one after the other; a single number stands for all positions.
-
-    `index` counts rows of `width` numbers.
-    """
+    """The numbers of each tensor at its `index`, in rows of `width`; a single number stands for all positions."""
     home = index[0].device
     shape = (-1,) if width == 1 else (-1, width)  # torch selects from rows of one number several times more slowly
     found = [

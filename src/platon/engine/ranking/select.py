@@ -59,11 +59,7 @@ class Cut:
 def update_and_count(
     shards: Sequence[ScoredWeights], gradients: Sequence[Tensor | None], phase: int, k: int, total: int, ranks: Ranks
 ) -> Pivots | None:
-    """Take the gradients into the scores.
-
-    Large models sample the new scores first, so that the same pass counts them around the k-th: the pivots for
-    `find_cut`.
-    """
+    """Take the gradients into the scores; the pivots for `find_cut`, if the same pass has counted around the k-th."""
     pairs = list(zip(shards, gradients, strict=True))
     if total <= _SMALL:
         for shard, gradient in pairs:

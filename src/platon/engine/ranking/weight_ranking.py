@@ -75,12 +75,10 @@ class WeightRanking(Ranking):
         self.kept_count = kept
 
     def _cut_together(self, choice: TopK) -> list[tuple[Sequence[MatrixPool], int]]:
-        """Pools, and how many parts they are: all matrices as one part, or each of those of one shape as a part.
-
-        The shapes are those of whole matrices, so that all ranks cut the same ones together.
-        """
+        """Pools, and how many parts they are: all matrices as one part, or each of those of one shape as a part."""
         if choice.scope == "global":
             return [(self.pools, 1)]
+        # By the shapes of whole matrices, so that all ranks cut the same ones together.
         alike: dict[torch.Size, list[MatrixPool]] = {}
         for pool in self.pools:
             alike.setdefault(pool.matrix.parameter.shape, []).append(pool)
