@@ -12,17 +12,17 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from platon.engine.ranking.passes import BLOCK
-from platon.engine.ranking.scored import ScoredWeights, block_values
+from platon.engine.ranking.scored import Shards, block_values
 from platon.engine.score import nan_error
 from platon.engine.shard import Ranks
 
 
-def for_each(shards: Sequence[ScoredWeights], numbers: Tensor) -> Tensor:
+def for_each(shards: Shards, numbers: Tensor) -> Tensor:
     """For each shard the row of its part."""
     return numbers.repeat_interleave(len(shards) // len(numbers), 0)
 
 
-def count(shards: Sequence[ScoredWeights], pivots: Tensor, ranks: Ranks) -> Tensor:
+def count(shards: Shards, pivots: Tensor, ranks: Ranks) -> Tensor:
     """For each part, on all ranks: how many scores are at or above each of its pivots, and last how many are NaN."""
     found = [
         shard.count(own.to(shard.device)).to(pivots.device)
@@ -31,7 +31,7 @@ def count(shards: Sequence[ScoredWeights], pivots: Tensor, ranks: Ranks) -> Tens
     return ranks.sum(torch.stack(found).view(len(pivots), -1, pivots.shape[1] + 1).sum(1))  # in int64
 
 
-def refuse_nan(shards: Sequence[ScoredWeights], counts: Sequence[Sequence[int]]) -> None:
+def refuse_nan(shards: Shards, counts: Sequence[Sequence[int]]) -> None:
     """Raise an error that names the first shard with a score that is NaN; `counts` has what `count` says of each."""
     for shard, (*_, nans) in zip(shards, counts, strict=True):
         if nans:
@@ -48,7 +48,7 @@ class Part(NamedTuple):
 class Bracket:
     """What lies in [low, high] of each part: measured in one pass, and read by the host once."""
 
-    def __init__(self, shards: Sequence[ScoredWeights], low: Tensor, high: Tensor, ranks: Ranks) -> None:
+    def __init__(self, shards: Shards, low: Tensor, high: Tensor, ranks: Ranks) -> None:
         self.shards, self.ranks, self.low, self.high = shards, ranks, low, high
         self._own = len(shards) // len(low)  # shards of a part
         ends = for_each(shards, torch.stack([low, high], 1))

@@ -46,11 +46,10 @@ class Ranking(ABC):
 
     fused = False  #: whether the passes are compiled
 
-    def __init__(
-        self, score: Score, matrices: Sequence[Matrix], ranks: Ranks, pools: Sequence[Pool], total: int
-    ) -> None:
+    def __init__(self, score: Score, matrices: Sequence[Matrix], ranks: Ranks, pools: Sequence[Pool]) -> None:
         self.score, self.matrices, self.ranks, self.pools = score, matrices, ranks, pools
-        self.total = self.kept_count = total  #: weights on all ranks, and how many of them the last selection kept
+        counts = [pool.total if pool.sizes is None else int(pool.sizes.sum()) for pool in pools]
+        self.total = self.kept_count = sum(counts)  #: weights on all ranks, and those that the last selection kept
         self.cut: Tensor | None = None  #: the score at the boundary, where there is one for all
 
     def observe(self, info: StepInfo) -> None:

@@ -130,6 +130,9 @@ class ScoredWeights:
             yield start, self.weight[start:stop], state
 
 
+Shards = Sequence[ScoredWeights]
+
+
 class _Recorder(Tensor):
     """A tensor that remembers whether anything was computed from it."""
 
@@ -162,7 +165,7 @@ def _gathered(tensors: Sequence[Tensor], index: Sequence[Tensor], width: int = 1
     return torch.cat([part.view(-1).to(home) for part in found])
 
 
-def values_at(matrices: Sequence[ScoredWeights], index: Sequence[Tensor], width: int = 1) -> Tensor:
+def values_at(matrices: Shards, index: Sequence[Tensor], width: int = 1) -> Tensor:
     """The scores at each matrix's `index`, bit for bit as the other passes compute them; see `_gathered`."""
     looked = [matrix._to_read() for matrix in matrices]
     # Gathered first and scored together: these are few scores, and a call costs more than its arithmetic.
@@ -177,7 +180,7 @@ def values_at(matrices: Sequence[ScoredWeights], index: Sequence[Tensor], width:
     return value
 
 
-def block_values(matrices: Sequence[ScoredWeights], index: Sequence[Tensor]) -> Tensor:
+def block_values(matrices: Shards, index: Sequence[Tensor]) -> Tensor:
     """The scores of the blocks at each matrix's `index`, a row each; NaN behind the end of a matrix."""
     if all(matrix.size % BLOCK == 0 for matrix in matrices):
         return values_at(matrices, index, BLOCK).view(-1, BLOCK)
@@ -189,9 +192,7 @@ def block_values(matrices: Sequence[ScoredWeights], index: Sequence[Tensor]) -> 
     return value.masked_fill(behind, torch.nan)
 
 
-def preview(
-    matrices: Sequence[ScoredWeights], index: Sequence[Tensor], gradients: Sequence[Tensor | None], phase: int
-) -> Tensor:
+def preview(matrices: Shards, index: Sequence[Tensor], gradients: Sequence[Tensor | None], phase: int) -> Tensor:
     """The scores at each matrix's `index` as `update` will make them; nothing is changed."""
     score, found = matrices[0].score, list[Tensor]()
     for has_gradient in (True, False):

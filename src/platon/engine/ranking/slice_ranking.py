@@ -42,11 +42,9 @@ class SliceRanking(Ranking):
     def __init__(self, score: Score, matrices: Sequence[Matrix], groups: Sequence[Group], ranks: Ranks) -> None:
         score.check_groups()
         self._matrix = {matrix.name: matrix for matrix in matrices}
-        starts = accumulate((group.count for group in groups), initial=0)
-        pools = [
-            GroupPool(score, group, start, matrices[0].device) for group, start in zip(groups, starts, strict=False)
-        ]
-        super().__init__(score, matrices, ranks, pools, sum(int(pool.sizes.sum()) for pool in pools))
+        device, starts = matrices[0].device, accumulate((group.count for group in groups), initial=0)
+        pools = [GroupPool(score, group, start, device) for group, start in zip(groups, starts, strict=False)]
+        super().__init__(score, matrices, ranks, pools)
 
     def update(self, phase: int) -> None:
         gates = [self.score.gate(pool.state, settled=False) for pool in self.pools]  # those of the forward pass

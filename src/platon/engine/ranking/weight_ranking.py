@@ -34,8 +34,7 @@ class WeightRanking(Ranking):
     pools: Sequence[MatrixPool]
 
     def __init__(self, score: Score, matrices: Sequence[Matrix], ranks: Ranks, norms: InputNorms | None = None) -> None:
-        pools = [MatrixPool(score, matrix) for matrix in matrices]
-        super().__init__(score, matrices, ranks, pools, sum(pool.total for pool in pools))
+        super().__init__(score, matrices, ranks, [MatrixPool(score, matrix) for matrix in matrices])
         self.fused = worth_compiling(self.total, matrices[0].device)
         self._read, self._norms = names_read(score), norms
 
