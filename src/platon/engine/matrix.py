@@ -84,19 +84,18 @@ def check_in_place(model: nn.Module, matrices: Sequence[Matrix]) -> None:
     """Raise an error if the model no longer trains one of the matrices, or if the memory of one changed."""
     trained = set(map(id, model.parameters()))
     for matrix in matrices:
-        parameter, what = matrix.parameter, f"parameter {matrix.name!r}"
+        parameter = matrix.parameter
         if id(parameter) not in trained:
-            raise RuntimeError(f"{what} was replaced after the pruner was built; build the pruner last")
-        if parameter.device != matrix.device:
-            raise RuntimeError(
-                f"{what} moved from {matrix.device} to {parameter.device} after the pruner was built; "
-                "move the model first, then build the optimizer and the pruner"
-            )
-        if not local(parameter).is_contiguous() or local(parameter).numel() != matrix.size:
-            raise RuntimeError(
-                f"{what} is no longer contiguous in memory, or has another shape than when the pruner was built; "
-                "change it first, then build the optimizer and the pruner"
-            )
+            reason, advice = "was replaced after the pruner was built", "build the pruner last"
+        elif parameter.device != matrix.device:
+            reason = f"moved from {matrix.device} to {parameter.device} after the pruner was built"
+            advice = "move the model first, then build the optimizer and the pruner"
+        elif not local(parameter).is_contiguous() or local(parameter).numel() != matrix.size:
+            reason = "is no longer contiguous in memory, or has another shape than when the pruner was built"
+            advice = "change it first, then build the optimizer and the pruner"
+        else:
+            continue
+        raise RuntimeError(f"parameter {matrix.name!r} {reason}; {advice}")
 
 
 def is_finite(tensor: Tensor) -> bool:

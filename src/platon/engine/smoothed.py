@@ -62,11 +62,10 @@ class Smoothed(Score):
 
     def init(self, count: int, device: torch.device) -> State:
         """Ī and Ū at zero; with a window also its running sum and how many steps are in it."""
-        names = ("sensitivity", "uncertainty") + (("window",) if self._steps > 1 else ())
-        state = {name: torch.zeros(count, dtype=torch.float32, device=device) for name in names}
+        shapes: dict[str, tuple[int, ...]] = {"sensitivity": (count,), "uncertainty": (count,)}
         if self._steps > 1:
-            state["samples"] = torch.zeros((), dtype=torch.float32, device=device)
-        return state
+            shapes |= {"window": (count,), "samples": ()}
+        return {name: torch.zeros(shape, dtype=torch.float32, device=device) for name, shape in shapes.items()}
 
     def phase(self, step: int) -> int:
         """1 where a finished window is folded into the averages."""

@@ -88,11 +88,8 @@ class SliceRanking(Ranking):
             matrix.weight.view(matrix.shape).copy_(source.view(matrix.shape).float() * gate)
 
     def masks(self) -> dict[str, Tensor]:
-        found = {
-            matrix.name: laid_out_as(matrix.parameter, kept.expand(matrix.shape))
-            for matrix, kept in self._expanded([pool.kept() for pool in self.pools])
-        }
-        return {matrix.name: found[matrix.name] for matrix in self.matrices}
+        kept = {matrix.name: own for matrix, own in self._expanded([pool.kept() for pool in self.pools])}
+        return {own.name: laid_out_as(own.parameter, kept[own.name].expand(own.shape)) for own in self.matrices}
 
     def _zero_pruned(self, what: Literal["weight", "gradient"]) -> None:
         for matrix, kept in self._expanded([pool.kept() for pool in self.pools]):
