@@ -77,11 +77,10 @@ class Pruner:
         if self._ramp is not None:
             check_share(self.score.scope, self._ramp.share(sys.maxsize))
         self._norms = InputNorms(model, matrices) if self.score.reads == "inputs" else None
-        self._ranking: Ranking = (
-            SliceRanking(self.score, matrices, self.units.groups, self._ranks)
-            if self.units.groups
-            else WeightRanking(self.score, matrices, self._ranks, self._norms)
-        )
+        if self.units.groups:
+            self._ranking: Ranking = SliceRanking(self.score, matrices, self.units.groups, self._ranks)
+        else:
+            self._ranking = WeightRanking(self.score, matrices, self._ranks, self._norms)
         self._store = Store(self._ranking)
         self._controller = self.score.controller()
         self._settled = False
@@ -217,9 +216,8 @@ class Pruner:
         self.step_count += 1
         keep: Any = self.schedule(self.step_count)
         if keep is not None:  # the schedule may be the user's own
-            keep = checked_keep(
-                keep.item() if isinstance(keep, Tensor) else keep, f"the schedule's share at step {self.step_count}"
-            )
+            share = keep.item() if isinstance(keep, Tensor) else keep
+            keep = checked_keep(share, f"the schedule's share at step {self.step_count}")
         info = self._info(self.step_count, keep)
         self._store.stash()
         choice = self.score.choose(info)
@@ -239,10 +237,8 @@ class Pruner:
 
     def _info(self, step: int, keep: float | None = None) -> StepInfo:
         ramp, rate = self._ramp, relative_rate(self._hooks.optimizer, self._initial_rate)
-        share, progress, elapsed = (
-            (self.keep, 1.0, 1.0) if ramp is None else (ramp.share(step), ramp.progress(step), ramp.elapsed(step))
-        )
-        return StepInfo(step, keep, share, progress, elapsed, rate, self.penalty or 0.0)
+        place = (self.keep, 1.0, 1.0) if ramp is None else (ramp.share(step), ramp.progress(step), ramp.elapsed(step))
+        return StepInfo(step, keep, *place, rate, self.penalty or 0.0)
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 

@@ -183,12 +183,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 def _nearest(pattern: str, names: Sequence[str]) -> str:
     # A user writes a part of a name, so every tail of every name is offered for comparison.
-    tails = {
-        ".".join(parts[start:]): None for name in names for parts in [name.split(".")] for start in range(len(parts))
-    }
-
-    def likeness(tail: str) -> float:
-        # The beginning counts most: 'attention.slf' means 'attention.self.query.weight' and not 'attention.output'.
-        return difflib.SequenceMatcher(None, pattern, tail[: len(pattern) + 1]).ratio()
-
-    return max(tails, key=likeness, default="")
+    tails = [".".join(parts[start:]) for parts in (name.split(".") for name in names) for start in range(len(parts))]
+    # The beginning counts most: 'attention.slf' means 'attention.self.query.weight' and not 'attention.output'.
+    size = len(pattern) + 1
+    return max(tails, key=lambda tail: difflib.SequenceMatcher(None, pattern, tail[:size]).ratio(), default="")
