@@ -24,10 +24,8 @@ def for_each(shards: Shards, numbers: Tensor) -> Tensor:
 
 def count(shards: Shards, pivots: Tensor, ranks: Ranks) -> Tensor:
     """For each part, on all ranks: how many scores are at or above each of its pivots, and last how many are NaN."""
-    found = [
-        shard.count(own.to(shard.device)).to(pivots.device)
-        for shard, own in zip(shards, for_each(shards, pivots), strict=True)
-    ]
+    pairs = zip(shards, for_each(shards, pivots), strict=True)
+    found = [shard.count(own.to(shard.device)).to(pivots.device) for shard, own in pairs]
     return ranks.sum(torch.stack(found).view(len(pivots), -1, pivots.shape[1] + 1).sum(1))  # in int64
 
 
@@ -94,9 +92,7 @@ class Bracket:
             return torch.empty(0, device=device), torch.empty(0, dtype=torch.int64, device=device)
         shards = [self.shards[i] for i in here]
         within, filled = zip(*(self._local[i] for i in here), strict=True)
-        blocks = [
-            torch.nonzero_static(self._blocks[i], size=size).view(-1) for i, size in zip(here, filled, strict=True)
-        ]
+        blocks = [torch.nonzero_static(self._blocks[i], size=self._local[i][1]).view(-1) for i in here]
         first = torch.cat([(b * BLOCK + s.start).to(device) for b, s in zip(blocks, shards, strict=True)])
         value = block_values(shards, blocks).to(device)
         part = torch.tensor([i // self._own for i in here]).repeat_interleave(torch.tensor(filled)).to(device)

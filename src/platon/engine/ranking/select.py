@@ -28,13 +28,10 @@ _SMALL = 1 << 16  # units up to which sampling before the update does not pay of
 
 @dataclass(frozen=True)
 class Cut:
-    """The boundary: a unit stays if its score is above `value`, or equal to it at `position` or before.
+    """The boundary: a unit stays if its score is above `value`, or equal to it at `position` or before."""
 
-    One number of each for every part, or for all shards.
-    """
-
-    value: Tensor
-    position: Tensor
+    value: Tensor  # a number for each part, or one for all shards
+    position: Tensor  # likewise
 
     @classmethod
     def above(cls, value: float, device: torch.device) -> "Cut":

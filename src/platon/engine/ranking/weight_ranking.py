@@ -136,7 +136,5 @@ class WeightRanking(Ranking):
                 bits.zero_pruned(tensor, pool.bits)
 
     def _scored(self, pools: Sequence[MatrixPool]) -> list[ScoredWeights]:
-        return [
-            ScoredWeights(self.score, pool.matrix.weight, pool.state, pool.start, self.fused, pool.name, self._read)
-            for pool in pools
-        ]
+        score, fused, read = self.score, self.fused, self._read
+        return [ScoredWeights(score, own.matrix.weight, own.state, own.start, fused, own.name, read) for own in pools]
