@@ -44,28 +44,23 @@ class StepHook:
 
     def watch(self) -> None:
         """Remember the gradients, so that `check_gradients` sees whether the optimizer wrote to them."""
-        if self.reads == "after":
-            # Writing through `.data` does not change a tensor's version. An optimizer that does so does it at every
-            # step, so the sums are compared at the first step alone.
-            self.watched = {
-                name: (p.grad, local(p.grad)._version, self._sum(p.grad) if self.is_first_step else None)
-                for name, p in self.parameters.items()
-                if p.grad is not None
-            }
+        self.watched = {}
+        for name, parameter in self.parameters.items():
+            if self.reads == "after" and (gradient := parameter.grad) is not None:
+                # Writing through `.data` does not change a tensor's version. An optimizer that does so does it at every
+                # step, so the sums are compared at the first step alone.
+                total = local(gradient).sum(dtype=torch.float64) if self.is_first_step else None
+                self.watched[name] = gradient, local(gradient)._version, total
 
     def check_gradients(self, optimizer: Optimizer) -> None:
         watched, self.watched, self.is_first_step = self.watched, {}, False
         for name, (gradient, version, total) in watched.items():
             same = self.parameters[name].grad is gradient and local(gradient)._version == version
-            if not same or (total is not None and bool(total != self._sum(gradient))):
+            if not same or (total is not None and bool(total != local(gradient).sum(dtype=torch.float64))):
                 raise RuntimeError(
                     f"{type(optimizer).__name__} changed the gradient of {name!r} during its step, so |w g| "
                     "cannot be measured after it; use timing='before', or another setting of the optimizer"
                 )
-
-    @staticmethod
-    def _sum(gradient: Tensor) -> Tensor:
-        return local(gradient).sum(dtype=torch.float64)
 
 
 def attach(optimizer: Optimizer, hook: StepHook) -> "OptimizerHooks":

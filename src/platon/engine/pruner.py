@@ -76,7 +76,8 @@ class Pruner:
         matrices = locate(model, self.units.matrices, self._ranks)
         if self._ramp is not None:
             check_share(self.score.scope, self._ramp.share(sys.maxsize))
-        self._norms = InputNorms(model, matrices) if self.score.reads == "inputs" else None
+        reads = self.score.reads
+        self._norms = InputNorms(model, matrices) if reads == "inputs" else None
         if self.units.groups:
             self._ranking: Ranking = SliceRanking(self.score, matrices, self.units.groups, self._ranks)
         else:
@@ -84,9 +85,7 @@ class Pruner:
         self._store = Store(self._ranking)
         self._controller = self.score.controller()
         self._settled = False
-        self._hook = StepHook(
-            model, self.units.matrices, self.score.reads, on_nonfinite, self._before, self._after, self._ranks
-        )
+        self._hook = StepHook(model, self.units.matrices, reads, on_nonfinite, self._before, self._after, self._ranks)
         self._hooks = attach(optimizer, self._hook)
         self._initial_rate = learning_rate(self._hooks.optimizer)
         with torch.no_grad():
@@ -138,10 +137,8 @@ class Pruner:
         return contextlib.nullcontext() if self._norms is None else self._norms.calibration(self._ranking.matrices)
 
     def __repr__(self) -> str:
-        return (
-            f"Pruner(score={self.score}, schedule={self.schedule}, units={self.units}, "
-            f"step {self.step_count}, kept {self.kept():.4f})"
-        )
+        progress = f"step {self.step_count}, kept {self.kept():.4f}"
+        return f"Pruner(score={self.score}, schedule={self.schedule}, units={self.units}, {progress})"
 
     # --- evaluation and the end ---------------------------------------------------------------------------------------
 

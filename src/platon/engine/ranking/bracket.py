@@ -5,7 +5,6 @@ Every tensor here has a row for each part; shards come in one list, the same num
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,13 +35,6 @@ def refuse_nan(shards: Shards, counts: Sequence[Sequence[int]]) -> None:
             raise nan_error(shard.name)
 
 
-class Part(NamedTuple):
-    """How many scores of a part, on all ranks, are above its range and within it."""
-
-    above: int
-    within: int
-
-
 class Bracket:
     """What lies in [low, high] of each part: measured in one pass, and read by the host once."""
 
@@ -57,16 +49,17 @@ class Bracket:
         read: list[list[float]] = torch.cat([over_all, local[..., 1:3].flatten(1)], 1).tolist()  # waits for a device
         if any(row[2] for row in read):  # a score is NaN, or the sum adds infinite scores of either sign
             refuse_nan(shards, count(shards, torch.zeros(len(shards), 1, device=low.device), ranks).tolist())
-        self.parts = [Part(int(above), int(within)) for above, within, *_ in read]
+        self.above = [int(row[0]) for row in read]  # how many scores of each part, on all ranks, are above its range
+        self.within = [int(row[1]) for row in read]  # and within it
         numbers = [int(number) for row in read for number in row[3:]]
         self._local = list(zip(numbers[::2], numbers[1::2], strict=True))  # candidates and their blocks, by shard
 
     def cut(self, k: int, room: int) -> tuple[Tensor, Tensor]:
         """Score and position of each part's k-th: one of few candidates, or the last of many equal ones that stays."""
-        every = range(len(self.parts))
-        if all(part.within <= room for part in self.parts):
+        every = range(len(self.within))
+        if max(self.within) <= room:
             return self._among(k, every)
-        cuts = [self._among(k, [i]) if self.parts[i].within <= room else self._tie(k, i) for i in every]
+        cuts = [self._among(k, [i]) if self.within[i] <= room else self._tie(k, i) for i in every]
         value, position = zip(*cuts, strict=True)
         return torch.cat(value), torch.cat(position)
 
@@ -76,12 +69,12 @@ class Bracket:
         if self.ranks.group is not None:
             positions, order = positions.sort()
             values = values[order]
-        sizes = [self.parts[i].within for i in chosen]
+        sizes = [self.within[i] for i in chosen]
         rows = pad_sequence(list(torch.split(values, sizes)), batch_first=True, padding_value=-math.inf)
         places = pad_sequence(list(torch.split(positions, sizes)), batch_first=True)
         # Stable, so that among equal scores the first positions come first, and the padding last.
         ranking = rows.sort(descending=True, stable=True)
-        nth = torch.tensor([[k - self.parts[i].above - 1] for i in chosen], device=self.low.device)
+        nth = torch.tensor([[k - self.above[i] - 1] for i in chosen], device=self.low.device)
         return ranking.values.gather(1, nth)[:, 0], places.gather(1, ranking.indices.gather(1, nth))[:, 0]
 
     def _collect(self, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -103,7 +96,7 @@ class Bracket:
 
     def _tie(self, k: int, part: int) -> tuple[Tensor, Tensor]:
         """The cut among too many equal scores to collect: their counts per block lead to the last one that stays."""
-        value, n = self.low[part], k - self.parts[part].above
+        value, n = self.low[part], k - self.above[part]
         here = range(part * self._own, (part + 1) * self._own)
         mine = torch.tensor([(self.shards[i].start, self._local[i][0]) for i in here], device=value.device)
         everyone: list[int] = self.ranks.gather(mine.flatten()).tolist()

@@ -122,7 +122,8 @@ def find_cut(
         pivots = pick_pivots(ranks.gather(columns.flatten()).view(-1, parts).T, k, total)
         pivots = pivots.counted(count(shards, pivots.value, ranks)[:, :-1])
     bracket = Bracket(shards, *pivots.narrow(k), ranks)
-    if not all(above < k <= above + within and within <= room for above, within in bracket.parts):
+    counted = zip(bracket.above, bracket.within, strict=True)
+    if not all(above < k <= above + within and within <= room for above, within in counted):
         known, own = _known(bracket, pivots, total), len(shards) // parts
         bounds = [_search(shards[i * own : (i + 1) * own], k, room, known[i], ranks) for i in range(parts)]
         low, high = torch.tensor(bounds, device=device).T
@@ -181,9 +182,9 @@ def _known(bracket: Bracket, pivots: Pivots, total: int) -> list[_Known]:
     counted = zip(float_keys(pivots.value).tolist(), pivots.count.tolist(), strict=True)
     found = [[(ends[0], total), (ends[1] + 1, 0), *zip(*own, strict=True)] for own in counted]
     lows, highs = float_keys(bracket.low).tolist(), float_keys(bracket.high).tolist()
-    for own, part, low, high in zip(found, bracket.parts, lows, highs, strict=True):
+    for own, above, within, low, high in zip(found, bracket.above, bracket.within, lows, highs, strict=True):
         if low <= high:
-            own += [(low, part.above + part.within), (high + 1, part.above)]
+            own += [(low, above + within), (high + 1, above)]
     return found
 
 
