@@ -70,12 +70,15 @@ class Constant(Ramp):
         return self.keep
 
     def share(self, step: int) -> float:
+        """The share at a step."""
         return self.keep
 
     def progress(self, step: int) -> float:
+        """1: there is no descent."""
         return 1.0
 
     def elapsed(self, step: int) -> float:
+        """1: there is no descent."""
         return 1.0
 
 
@@ -145,12 +148,15 @@ class Cubic(Ramp):
         return self.share(step)
 
     def share(self, step: int) -> float:
+        """The share on the curve, whether or not a mask is due at this step."""
         return self.final + (self.initial - self.final) * (1 - self.elapsed(step)) ** 3
 
     def progress(self, step: int) -> float:
+        """How far the share has come down, from 0 to 1: cubic in time, as the share is."""
         return 1 - (1 - self.elapsed(step)) ** 3
 
     def elapsed(self, step: int) -> float:
+        """How much of the descent's time has passed, from 0 to 1."""
         if step >= self.end:
             return 1.0
         return (step - self.start) / (self.end - self.start) if step > self.start else 0.0

@@ -182,7 +182,7 @@ class Score(ABC):
     # --- gates --------------------------------------------------------------------------------------------------------
 
     def gate(self, state: Mapping[str, Tensor], settled: bool) -> Tensor | None:
-        """The number in front of each weight: this step's random one, or that of evaluation; `None`: it has none."""
+        """The number in front of each weight: this step's random one, or the `settled` one; `None`: it has no gates."""
         return None
 
     @property
