@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from platon.engine.pruner import Pruner
     from platon.engine.schedule import Constant, Cubic, Schedule
     from platon.engine.score import Score
-    from platon.engine.smoothed import Magnitude, Platon, Ratio, Sensitivity, Uncertainty
+    from platon.engine.smoothed import Magnitude, Platon, Ratio, Sensitivity, Uncertainty, Wanda
     from platon.engine.units import Units, blocks, columns, heads, neurons, weights
-    from platon.engine.wanda import Wanda
     from platon.lab.callback import PruningCallback
 
 __version__ = "0.1.0"
@@ -39,8 +38,7 @@ _HOMES = {
     "platon.engine.pruner": ("Pruner",),
     "platon.engine.schedule": ("Constant", "Cubic", "Schedule"),
     "platon.engine.score": ("Score",),
-    "platon.engine.smoothed": ("Magnitude", "Platon", "Ratio", "Sensitivity", "Uncertainty"),
-    "platon.engine.wanda": ("Wanda",),
+    "platon.engine.smoothed": ("Magnitude", "Platon", "Ratio", "Sensitivity", "Uncertainty", "Wanda"),
     "platon.engine.units": ("Units", "blocks", "columns", "heads", "neurons", "weights"),
     "platon.lab.callback": ("PruningCallback",),
 }

@@ -19,9 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import forked
 import platon
 from platon.engine.ranking.bits import unpack
-from platon.engine.ranking.pivots import pick_pivots, sample_index
 from platon.engine.ranking.scored import ScoredWeights
-from platon.engine.ranking.select import Cut, Ranks, find_cut
+from platon.engine.ranking.select import Cut, Ranks, find_cut, pick_pivots, sample_index
 from platon.engine.score import Score
 
 LEAST = float(np.float32(1e-45))  # the smallest denormal float32

@@ -22,7 +22,6 @@ class InputNorms:
     """
 
     def __init__(self, model: nn.Module, matrices: Sequence[Matrix]) -> None:
-        """Attach to the modules that hold these matrices; one that is no linear layer is refused by name."""
         wanted = {id(matrix.parameter): matrix.name for matrix in matrices}
         self._squares: dict[str, Tensor] = {}
         self._inputs: Mapping[str, Any] = {}

@@ -30,7 +30,6 @@ class Hold:
         units: Units | None = None,
         masks: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Remember which weights are zero, as bits, and attach."""
         self.units = weights(model) if units is None else units
         ranks_of(model, self.units.matrices)  # refuses ways to shard that are not supported
         if masks is not None:
@@ -57,10 +56,8 @@ class Hold:
 
     def masks(self) -> dict[str, Tensor]:
         """A bool tensor a parameter, False = held at zero."""
-        return {
-            name: laid_out_as(matrix, bits.unpack(self._bits[name], local(matrix).numel()))
-            for name, matrix in self.units.matrices.items()
-        }
+        matrices = self.units.matrices.items()
+        return {name: laid_out_as(own, bits.unpack(self._bits[name], local(own).numel())) for name, own in matrices}
 
     def detach(self) -> None:
         """From now on the optimizer trains all weights."""

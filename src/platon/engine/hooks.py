@@ -43,31 +43,24 @@ class StepHook:
     is_first_step: bool = True
 
     def watch(self) -> None:
-        """Remember the gradients, so that `check_gradients` sees whether the optimizer wrote to them.
-
-        Writing through `.data` does not change a tensor's version. An optimizer that does so does it at every step, so
-        the sums are compared at the first step alone.
-        """
-        if self.reads == "after":
-            self.watched = {
-                name: (p.grad, local(p.grad)._version, self._sum(p.grad) if self.is_first_step else None)
-                for name, p in self.parameters.items()
-                if p.grad is not None
-            }
+        """Remember the gradients, so that `check_gradients` sees whether the optimizer wrote to them."""
+        self.watched = {}
+        for name, parameter in self.parameters.items():
+            if self.reads == "after" and (gradient := parameter.grad) is not None:
+                # Writing through `.data` does not change a tensor's version. An optimizer that does so does it at every
+                # step, so the sums are compared at the first step alone.
+                total = local(gradient).sum(dtype=torch.float64) if self.is_first_step else None
+                self.watched[name] = gradient, local(gradient)._version, total
 
     def check_gradients(self, optimizer: Optimizer) -> None:
         watched, self.watched, self.is_first_step = self.watched, {}, False
         for name, (gradient, version, total) in watched.items():
             same = self.parameters[name].grad is gradient and local(gradient)._version == version
-            if not same or (total is not None and bool(total != self._sum(gradient))):
+            if not same or (total is not None and bool(total != local(gradient).sum(dtype=torch.float64))):
                 raise RuntimeError(
                     f"{type(optimizer).__name__} changed the gradient of {name!r} during its step, so |w g| "
                     "cannot be measured after it; use timing='before', or another setting of the optimizer"
                 )
-
-    @staticmethod
-    def _sum(gradient: Tensor) -> Tensor:
-        return local(gradient).sum(dtype=torch.float64)
 
 
 def attach(optimizer: Optimizer, hook: StepHook) -> "OptimizerHooks":
@@ -164,23 +157,15 @@ class OptimizerHooks:
         return True
 
 
-class RelativeRate:
-    """The learning rate of an optimizer relative to its peak: what the scores' own AdamW follows.
-
-    The peak is what the learning-rate scheduler says it is; without one, the rate at the start.
-    """
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer, self._initial = optimizer, _rate(optimizer)
-
-    def __call__(self) -> float:
-        group = self._optimizer.param_groups[0]
-        peak = float(group.get("max_lr", group.get("initial_lr", self._initial)))
-        return _rate(self._optimizer) / peak if peak > 0 else 1.0
-
-
-def _rate(optimizer: Optimizer) -> float:
+def learning_rate(optimizer: Optimizer) -> float:
     return float(optimizer.param_groups[0].get("lr", 1.0))  # it may be a tensor; a user's own optimizer may have none
+
+
+def relative_rate(optimizer: Optimizer, initial: float) -> float:
+    """The learning rate relative to its peak: that of the learning-rate scheduler, or `initial` without one."""
+    group = optimizer.param_groups[0]
+    peak = float(group.get("max_lr", group.get("initial_lr", initial)))
+    return learning_rate(optimizer) / peak if peak > 0 else 1.0
 
 
 def _not_finite(gradients: Mapping[nn.Parameter, Tensor], ranks: Ranks) -> list[nn.Parameter]:
@@ -201,10 +186,8 @@ def _name(parameter: nn.Parameter, hooks: list[StepHook]) -> str:
 
 
 def _is_inner_step(optimizer: Optimizer) -> bool:
-    """Whether this is a step inside a step: a class whose `step` calls its parent's, with the same hooks around both.
-
-    Read from the stack, because a counter would never recover from a step that raises.
-    """
+    """Whether this is a step inside a step: a class's `step` calls its parent's, with the same hooks around both."""
+    # Read from the stack, because a counter would never recover from a step that raises.
     frame: FrameType | None = sys._getframe(1)
     running = 0
     while frame is not None and running < 2:

@@ -47,11 +47,8 @@ class Learned(Score):
 
     def init(self, count: int, device: torch.device) -> State:
         """S, the two moments of its AdamW, and single numbers: steps taken and what `numbers` sets."""
-        state = {
-            "score": torch.full((count,), self.score_init, dtype=torch.float32, device=device),
-            "mean": torch.zeros(count, dtype=torch.float32, device=device),
-            "square": torch.zeros(count, dtype=torch.float32, device=device),
-        }
+        state = {name: torch.zeros(count, dtype=torch.float32, device=device) for name in ("score", "mean", "square")}
+        state["score"].fill_(self.score_init)
         single = ("steps", *self.numbers(StepInfo(0), 0.0))
         return state | {name: torch.zeros((), dtype=torch.float32, device=device) for name in single}
 
@@ -76,14 +73,8 @@ class Learned(Score):
             return dict(state)
         mean = _BETA1 * state["mean"] + (1 - _BETA1) * gradient
         square = _BETA2 * state["square"] + (1 - _BETA2) * gradient * gradient
-        step = mean / (square.sqrt() / state["root"] + _EPSILON)
-        return {
-            **state,
-            "score": state["score"] - state["step_size"] * step,
-            "mean": mean,
-            "square": square,
-            "steps": state["steps"] + 1,
-        }
+        score = state["score"] - state["step_size"] * (mean / (square.sqrt() / state["root"] + _EPSILON))
+        return {**state, "score": score, "mean": mean, "square": square, "steps": state["steps"] + 1}
 
     def value(self, state: Mapping[str, Tensor], weight: Tensor) -> Tensor:
         return state["score"]
@@ -150,25 +141,17 @@ class Penalised(Learned):
         """All scores above the fixed value, at every step; with a steered penalty exactly the share at the end."""
         if self.penalty is None and info.progress == 1:
             return TopK(info.share if info.keep is None else info.keep, self.scope)
-        steers = self.penalty is None and info.progress > 0
-        return Above(
-            keep=info.share,
-            value=self.boundary(info.progress),
-            min_keep=self.min_keep_per_matrix,
-            watched=self._moving_boundary(info.elapsed) if steers else None,
-        )
+        watched = None
+        if self.penalty is None and info.progress > 0:
+            # A line from the initial score to the final boundary at constant speed, as scores move at most: by their
+            # learning rate a step. So the share of scores above this line shows early whether enough of them will have
+            # fallen below the boundary when the descent ends.
+            watched = self.score_init + (self.boundary(1) - self.score_init) * info.elapsed
+        return Above(info.share, self.boundary(info.progress), self.min_keep_per_matrix, watched)
 
     @abstractmethod
     def boundary(self, progress: float) -> float:
         """The score above which a unit stays."""
-
-    def _moving_boundary(self, elapsed: float) -> float:
-        """A line that goes from the initial score to the final boundary at constant speed, as scores do at most.
-
-        A score moves by its learning rate a step. So the share of scores above this line shows early whether enough of
-        them will have fallen below the boundary when the descent ends.
-        """
-        return self.score_init + (self.boundary(1) - self.score_init) * elapsed
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,14 @@ from platon.engine.topology import inputs_first
 
 
 class Matrix:
-    """A parameter that is pruned, or this rank's rows of it.
-
-    `start` is the position of its first weight among all prunable ones; `inputs_first`: its rows are inputs (Conv1D).
-    """
+    """A parameter that is pruned, or this rank's rows of it; with `inputs_first`, rows are inputs (Conv1D)."""
 
     def __init__(self, name: str, parameter: nn.Parameter, start: int, inputs_first: bool = False) -> None:
         self.name, self.parameter, self.inputs_first = name, parameter, inputs_first
         self.rows, self.shape, self.device = rows_of(parameter), local(parameter).shape, parameter.device
         self.size, self.total = local(parameter).numel(), parameter.numel()  #: weights here, and on all ranks
-        self.start = start + self.rows[0] * parameter.shape[1:].numel()  #: the position of the first one that is here
+        #: the position, among all prunable weights, of the first one that is here; `start` is that of the parameter's
+        self.start = start + self.rows[0] * parameter.shape[1:].numel()
 
     @property
     def inputs(self) -> int:
@@ -57,12 +55,6 @@ class Matrix:
         """Grows with every change of the weights that PyTorch knows of."""
         return local(self.parameter)._version
 
-    def make_gradient_contiguous(self) -> None:
-        """So that `gradient` is a view, and writing to it reaches the optimizer."""
-        gradient = self.parameter.grad
-        if gradient is not None and not local(gradient).is_contiguous():
-            self.parameter.grad = gradient.contiguous()
-
 
 def locate(model: nn.Module, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> list[Matrix]:
     """The parameters' places in the model, checked for what would go wrong later."""
@@ -92,19 +84,18 @@ def check_in_place(model: nn.Module, matrices: Sequence[Matrix]) -> None:
     """Raise an error if the model no longer trains one of the matrices, or if the memory of one changed."""
     trained = set(map(id, model.parameters()))
     for matrix in matrices:
-        parameter, what = matrix.parameter, f"parameter {matrix.name!r}"
+        parameter = matrix.parameter
         if id(parameter) not in trained:
-            raise RuntimeError(f"{what} was replaced after the pruner was built; build the pruner last")
-        if parameter.device != matrix.device:
-            raise RuntimeError(
-                f"{what} moved from {matrix.device} to {parameter.device} after the pruner was built; "
-                "move the model first, then build the optimizer and the pruner"
-            )
-        if not local(parameter).is_contiguous() or local(parameter).numel() != matrix.size:
-            raise RuntimeError(
-                f"{what} is no longer contiguous in memory, or has another shape than when the pruner was built; "
-                "change it first, then build the optimizer and the pruner"
-            )
+            reason, advice = "was replaced after the pruner was built", "build the pruner last"
+        elif parameter.device != matrix.device:
+            reason = f"moved from {matrix.device} to {parameter.device} after the pruner was built"
+            advice = "move the model first, then build the optimizer and the pruner"
+        elif not local(parameter).is_contiguous() or local(parameter).numel() != matrix.size:
+            reason = "is no longer contiguous in memory, or has another shape than when the pruner was built"
+            advice = "change it first, then build the optimizer and the pruner"
+        else:
+            continue
+        raise RuntimeError(f"parameter {matrix.name!r} {reason}; {advice}")
 
 
 def is_finite(tensor: Tensor) -> bool:

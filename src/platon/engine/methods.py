@@ -6,17 +6,15 @@ from typing import Any
 
 from platon.engine.learned import HardConcrete, Movement, SoftMovement
 from platon.engine.score import Score
-from platon.engine.smoothed import Magnitude, Platon, Ratio, Sensitivity, Uncertainty
-from platon.engine.wanda import Wanda
+from platon.engine.smoothed import Magnitude, Platon, Ratio, Sensitivity, Uncertainty, Wanda
 
 _ZHANG = "Zhang et al., PLATON: Pruning Large Transformer Models with Upper Confidence Bound of Weight Importance, 2022"
+_ZHU = "Zhu & Gupta, To prune, or not to prune: Exploring the efficacy of pruning for model compression, 2018"
 _SANH = "Sanh et al., Movement Pruning: Adaptive Sparsity by Fine-Tuning, 2020"
 
 
 @dataclass(frozen=True)
 class Method:
-    """A named score."""
-
     score: type[Score] | None  #: `None` trains without pruning
     title: str  #: its name in tables and figures
     line: str  #: what it does, in one line
@@ -25,7 +23,6 @@ class Method:
 
     @property
     def verb(self) -> str:
-        """What a training with it does."""
         return "training" if self.score is None else "pruning"
 
     def build(self, settings: Mapping[str, Any]) -> Score | None:
@@ -40,12 +37,7 @@ METHODS: dict[str, Method] = {
     "platon": Method(
         Platon, "PLATON", "smoothed sensitivity times its uncertainty: unsure weights are kept and explored", _ZHANG
     ),
-    "magnitude": Method(
-        Magnitude,
-        "Magnitude",
-        "the weight's own size; zeroed weights go on being updated",
-        "Zhu & Gupta, To prune, or not to prune: Exploring the efficacy of pruning for model compression, 2018",
-    ),
+    "magnitude": Method(Magnitude, "Magnitude", "the weight's own size; zeroed weights go on being updated", _ZHU),
     "wanda": Method(
         Wanda,
         "Wanda",

@@ -14,9 +14,7 @@ IGNORED = -100  # the label of a position that does not count, as torch's cross 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside DistributedDataParallel and torch.compile's wrapper."""
     while True:
-        inner = getattr(model, "_orig_mod", None) or (
-            model.module if type(model).__name__ == "DistributedDataParallel" else None
-        )
+        inner = getattr(model, "module" if type(model).__name__ == "DistributedDataParallel" else "_orig_mod", None)
         if not isinstance(inner, nn.Module):
             return model
         model = inner

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from platon.engine import state as states
 from platon.engine.activation import InputNorms
-from platon.engine.hooks import RelativeRate, StepHook, attach
+from platon.engine.hooks import StepHook, attach, learning_rate, relative_rate
 from platon.engine.matrix import check_in_place, locate
 from platon.engine.ranking.ranking import Ranking
 from platon.engine.ranking.slice_ranking import SliceRanking
@@ -23,7 +23,7 @@ from platon.engine.score import Score, StepInfo, checked_choice
 from platon.engine.shard import everyone, ranks_of, reshard
 from platon.engine.smoothed import Platon
 from platon.engine.steering import Steering
-from platon.engine.store import Aside, InPlace
+from platon.engine.store import Store
 from platon.engine.units import Units, weights
 
 
@@ -58,7 +58,6 @@ class Pruner:
         units: Units | None = None,
         on_nonfinite: Literal["raise", "skip"] = "raise",
     ) -> None:
-        """Attach to the optimizer; nothing is pruned before the schedule says so."""
         checked_choice(on_nonfinite, "on_nonfinite", ("raise", "skip"))
         if score is not None and not isinstance(score, Score):
             raise TypeError(f"score must be a method such as platon.Platon(), got {score!r}")
@@ -77,20 +76,18 @@ class Pruner:
         matrices = locate(model, self.units.matrices, self._ranks)
         if self._ramp is not None:
             check_share(self.score.scope, self._ramp.share(sys.maxsize))
-        self._norms = InputNorms(model, matrices) if self.score.reads == "inputs" else None
-        self._ranking: Ranking = (
-            SliceRanking(self.score, matrices, self.units.groups, self._ranks)
-            if self.units.groups
-            else WeightRanking(self.score, matrices, self._ranks, self._norms)
-        )
-        self._store = Aside(self._ranking) if self.score.keeps_weights_aside else InPlace()
+        reads = self.score.reads
+        self._norms = InputNorms(model, matrices) if reads == "inputs" else None
+        if self.units.groups:
+            self._ranking: Ranking = SliceRanking(self.score, matrices, self.units.groups, self._ranks)
+        else:
+            self._ranking = WeightRanking(self.score, matrices, self._ranks, self._norms)
+        self._store = Store(self._ranking)
         self._controller = self.score.controller()
         self._settled = False
-        self._hook = StepHook(
-            model, self.units.matrices, self.score.reads, on_nonfinite, self._before, self._after, self._ranks
-        )
+        self._hook = StepHook(model, self.units.matrices, reads, on_nonfinite, self._before, self._after, self._ranks)
         self._hooks = attach(optimizer, self._hook)
-        self._rate = RelativeRate(self._hooks.optimizer)
+        self._initial_rate = learning_rate(self._hooks.optimizer)
         with torch.no_grad():
             self._show()
 
@@ -140,10 +137,8 @@ class Pruner:
         return contextlib.nullcontext() if self._norms is None else self._norms.calibration(self._ranking.matrices)
 
     def __repr__(self) -> str:
-        return (
-            f"Pruner(score={self.score}, schedule={self.schedule}, units={self.units}, "
-            f"step {self.step_count}, kept {self.kept():.4f})"
-        )
+        progress = f"step {self.step_count}, kept {self.kept():.4f}"
+        return f"Pruner(score={self.score}, schedule={self.schedule}, units={self.units}, {progress})"
 
     # --- evaluation and the end ---------------------------------------------------------------------------------------
 
@@ -218,9 +213,8 @@ class Pruner:
         self.step_count += 1
         keep: Any = self.schedule(self.step_count)
         if keep is not None:  # the schedule may be the user's own
-            keep = checked_keep(
-                keep.item() if isinstance(keep, Tensor) else keep, f"the schedule's share at step {self.step_count}"
-            )
+            share = keep.item() if isinstance(keep, Tensor) else keep
+            keep = checked_keep(share, f"the schedule's share at step {self.step_count}")
         info = self._info(self.step_count, keep)
         self._store.stash()
         choice = self.score.choose(info)
@@ -239,11 +233,9 @@ class Pruner:
         self._store.show(self._info(self.step_count), self._settled, is_masked)
 
     def _info(self, step: int, keep: float | None = None) -> StepInfo:
-        ramp = self._ramp
-        share, progress, elapsed = (
-            (self.keep, 1.0, 1.0) if ramp is None else (ramp.share(step), ramp.progress(step), ramp.elapsed(step))
-        )
-        return StepInfo(step, keep, share, progress, elapsed, self._rate(), self.penalty or 0.0)
+        ramp, rate = self._ramp, relative_rate(self._hooks.optimizer, self._initial_rate)
+        place = (self.keep, 1.0, 1.0) if ramp is None else (ramp.share(step), ramp.progress(step), ramp.elapsed(step))
+        return StepInfo(step, keep, *place, rate, self.penalty or 0.0)
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 

@@ -54,7 +54,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(Ramp):
     """The same share from the first step on.
 
     Args:
@@ -83,7 +83,7 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Cubic:
+class Cubic(Ramp):
     r"""The paper's schedule: dense, then a cubic descent, then the final share until the end.
 
     Examples:

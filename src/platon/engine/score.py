@@ -119,10 +119,7 @@ class Score(ABC):
     # --- state and equations ------------------------------------------------------------------------------------------
 
     def init(self, count: int, device: torch.device) -> State:
-        """The state of `count` units, in float32 whatever the training dtype; empty by default.
-
-        Each tensor has one number a unit, or is a single number that all units read.
-        """
+        """The state of `count` units, in float32 whatever the training dtype; empty by default."""
         return {}
 
     def numbers(self, info: StepInfo, unit_share: float) -> dict[str, float]:
@@ -185,10 +182,7 @@ class Score(ABC):
     # --- gates --------------------------------------------------------------------------------------------------------
 
     def gate(self, state: Mapping[str, Tensor], settled: bool) -> Tensor | None:
-        """The number in front of each weight: this step's random one, or the `settled` one of evaluation.
-
-        `None`: the method has no gates, and the mask alone decides.
-        """
+        """The number in front of each weight: this step's random one, or the `settled` one; `None`: it has no gates."""
         return None
 
     @property

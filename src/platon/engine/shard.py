@@ -88,25 +88,16 @@ def laid_out_as(parameter: Tensor, mine: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     sharded: Any = parameter
-    return DTensor.from_local(
-        mine.contiguous(),
-        sharded.device_mesh,
-        sharded.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.detach().stride(),
-    )
+    layout = {"device_mesh": sharded.device_mesh, "placements": sharded.placements, "run_check": False}
+    return DTensor.from_local(mine.contiguous(), **layout, shape=parameter.shape, stride=parameter.detach().stride())
 
 
 def own_rows(parameter: Tensor, given: Tensor) -> Tensor:
-    """This rank's part of numbers for a whole parameter, which come in its shape, flat, or sharded as it is; flat.
-
-    A tensor of another size is returned unchanged, for the caller to refuse.
-    """
+    """This rank's part of numbers for a whole parameter, which come in its shape, flat, or sharded as it is; flat."""
     if is_sharded(given):
         return local(given).reshape(-1) if given.shape == parameter.shape else given
     if given.numel() != parameter.numel() or given.dim() not in (1, parameter.dim()):
-        return given
+        return given  # for the caller to refuse
     first, last = rows_of(parameter)
     width = parameter.shape[1:].numel()
     return given.reshape(-1)[first * width : last * width]
@@ -122,25 +113,19 @@ def ranks_of(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Ranks:
     for name, parameter in parameters.items():
         own: Any = parameter
         if name not in sharded:
-            reason = (
-                f"is whole on each rank and {sharded[0]!r} is sharded; "
-                "give all prunable matrices to fully_shard, or leave that one out with exclude"
-            )
+            reason = f"is whole on each rank and {sharded[0]!r} is sharded"
+            advice = "give all prunable matrices to fully_shard, or leave that one out with exclude"
         elif own.device_mesh.ndim != 1:
-            reason = (
-                f"lies on a mesh of {own.device_mesh.ndim} dimensions; "
-                "platon follows one: give fully_shard a one-dimensional mesh"
-            )
+            reason = f"lies on a mesh of {own.device_mesh.ndim} dimensions"
+            advice = "platon follows one: give fully_shard a one-dimensional mesh"
         elif own.device_mesh != mesh:
-            reason = "lies on a mesh of its own; give fully_shard the same mesh for every module"
+            reason, advice = "lies on a mesh of its own", "give fully_shard the same mesh for every module"
         elif not own.placements[0].is_shard(0):
-            reason = (
-                f"is placed as {own.placements[0]}; "
-                "platon follows Shard(0): leave shard_placement_fn out of fully_shard"
-            )
+            reason = f"is placed as {own.placements[0]}"
+            advice = "platon follows Shard(0): leave shard_placement_fn out of fully_shard"
         else:
             continue
-        raise ValueError(f"{name!r} {reason}")
+        raise ValueError(f"{name!r} {reason}; {advice}")
     return Ranks(mesh.get_group())
 
 

@@ -4,7 +4,7 @@ A head, for example, is some rows of the query, key and value matrices and some 
 of one attention form a `Group`; a `Slice` says how the units of a group lie in one of its matrices.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -44,10 +44,7 @@ class Index:
 
 @dataclass(frozen=True)
 class Slice:
-    """How the units of a group lie in one matrix: as rows, as columns or, with both, as rectangles.
-
-    Rectangle (r, c) is unit r · columns.count + c.
-    """
+    """How the units of a group lie in one matrix: as rows, as columns or, with both, as rectangles."""
 
     name: str
     parameter: nn.Parameter
@@ -56,11 +53,10 @@ class Slice:
 
     @cached_property
     def sizes(self) -> Tensor:
-        """Weights of each unit in this matrix."""
         height, width = self.parameter.shape
         rows = torch.tensor([height]) if self.rows is None else self.rows.lengths
         columns = torch.tensor([width]) if self.columns is None else self.columns.lengths
-        return (rows[:, None] * columns).view(-1)
+        return (rows[:, None] * columns).view(-1)  # rectangle (r, c) is unit r · columns.count + c
 
     def here(self) -> "Slice":
         """The same units in the rows that this rank has of a sharded matrix."""
@@ -97,8 +93,7 @@ class Group:
 
     @cached_property
     def sizes(self) -> Tensor:
-        """Weights of each unit."""
-        return _sum(part.sizes for part in self.slices)
+        return torch.stack([part.sizes for part in self.slices]).sum(0)
 
     def here(self) -> "Group":
         """The same units in the rows that this rank has of each matrix."""
@@ -107,12 +102,8 @@ class Group:
     def reduce(self, values: Callable[[str], Tensor | None]) -> Tensor | None:
         """The sum over each unit, in float64; `values` gives the numbers of a matrix, in its shape, or none."""
         found = [part.reduce(own) for part in self.slices if (own := values(part.name)) is not None]
-        return _sum(tensor.to(found[0].device) for tensor in found) if found else None
+        return torch.stack([tensor.to(found[0].device) for tensor in found]).sum(0) if found else None
 
     def expand(self, numbers: Tensor) -> dict[str, Tensor]:
         """The units' numbers as one tensor a matrix, in a shape that broadcasts to the matrix's."""
         return {part.name: part.expand(numbers) for part in self.slices}
-
-
-def _sum(tensors: Iterable[Tensor]) -> Tensor:
-    return torch.stack(list(tensors)).sum(0)

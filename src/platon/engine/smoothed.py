@@ -1,13 +1,14 @@
-"""PLATON, its ablations, and magnitude: scores of w and w·g that need no training of their own."""
+"""PLATON, its ablations, magnitude and Wanda: scores of w, w·g and x that need no training of their own."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
 from platon.engine.schedule import Schedule, checked_count, is_number
+from platon.engine.scope import Scope
 from platon.engine.score import Score, State, Timing, checked_choice
 
 WINDOW = 10
@@ -57,16 +58,14 @@ class Smoothed(Score):
 
     @property
     def _steps(self) -> int:
-        """Steps in a window."""
         return WINDOW if self.window is None else self.window
 
     def init(self, count: int, device: torch.device) -> State:
         """Ī and Ū at zero; with a window also its running sum and how many steps are in it."""
-        names = ("sensitivity", "uncertainty") + (("window",) if self._steps > 1 else ())
-        state = {name: torch.zeros(count, dtype=torch.float32, device=device) for name in names}
+        shapes: dict[str, tuple[int, ...]] = {"sensitivity": (count,), "uncertainty": (count,)}
         if self._steps > 1:
-            state["samples"] = torch.zeros((), dtype=torch.float32, device=device)
-        return state
+            shapes |= {"window": (count,), "samples": ()}
+        return {name: torch.zeros(shape, dtype=torch.float32, device=device) for name, shape in shapes.items()}
 
     def phase(self, step: int) -> int:
         """1 where a finished window is folded into the averages."""
@@ -91,10 +90,7 @@ class Smoothed(Score):
     def _fold(self, state: Mapping[str, Tensor], sensitivity: Tensor) -> State:
         average = self.beta1 * state["sensitivity"] + (1 - self.beta1) * sensitivity
         variation = (sensitivity - average).abs()  # the new average, as in the paper
-        return {
-            "sensitivity": average,
-            "uncertainty": self.beta2 * state["uncertainty"] + (1 - self.beta2) * variation,
-        }
+        return {"sensitivity": average, "uncertainty": self.beta2 * state["uncertainty"] + (1 - self.beta2) * variation}
 
 
 @dataclass(frozen=True)
@@ -152,3 +148,26 @@ class Magnitude(Score):
 
     def value(self, state: Mapping[str, Tensor], weight: Tensor) -> Tensor:
         return weight.float().abs()
+
+
+@dataclass(frozen=True)
+class Wanda(Score):
+    r"""Pruning by weights and activations (Sun et al., 2024): S = |w| ‖x‖, with the input feature x that w multiplies.
+
+    ‖x‖ is taken over the tokens that the model has read while it was trained, or while `prune_once` calibrated it.
+    Scores are compared inside a row, that is among the weights of one output feature.
+    """
+
+    scope: Scope = field(default="row", kw_only=True)
+
+    reads: ClassVar[Literal["inputs"]] = "inputs"
+
+    def init(self, count: int, device: torch.device) -> State:
+        return {"square": torch.zeros(count, dtype=torch.float32, device=device)}
+
+    def update(self, state: Mapping[str, Tensor], signal: Tensor | None, phase: int) -> State:
+        """`signal` is ‖x‖ of what each weight has multiplied since the last step."""
+        return dict(state) if signal is None else {"square": state["square"] + signal**2}
+
+    def value(self, state: Mapping[str, Tensor], weight: Tensor) -> Tensor:
+        return weight.float().abs() * state["square"].sqrt()

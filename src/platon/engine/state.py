@@ -12,20 +12,18 @@ from platon.engine.ranking.bits import pack, unpack
 from platon.engine.ranking.ranking import Ranking
 from platon.engine.schedule import checked_count, checked_keep
 from platon.engine.shard import laid_out_as, own_rows
-from platon.engine.store import InPlace
+from platon.engine.store import Store
 
 FORMAT = 2
 
-Tensors = dict[str, Tensor]
 
-
-def local_tensors(ranking: Ranking, store: InPlace) -> Tensors:
+def local_tensors(ranking: Ranking, store: Store) -> dict[str, Tensor]:
     """What a checkpoint must hold, as it is in this process; nothing is copied."""
     held = {f"{p.name}:{key}": tensor for p in ranking.pools for key, tensor in {**p.state, "mask": p.bits}.items()}
     return held | store.tensors()
 
 
-def full_tensors(ranking: Ranking, store: InPlace) -> Tensors:
+def full_tensors(ranking: Ranking, store: Store) -> dict[str, Tensor]:
     """The same for any number of ranks: in a parameter's shape and sharded as it is, masks as bools."""
     matrices = _by_weight(ranking)
     kept = {f"{pool.name}:mask": pool.kept() for pool in ranking.pools}
@@ -35,7 +33,7 @@ def full_tensors(ranking: Ranking, store: InPlace) -> Tensors:
     }
 
 
-def own_tensors(ranking: Ranking, given: Mapping[str, Tensor]) -> Tensors:
+def own_tensors(ranking: Ranking, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What belongs to this process, of tensors in either of the two forms."""
     found = dict(given)
     for name, matrix in _by_weight(ranking).items():

@@ -19,10 +19,7 @@ _PACKED_ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj
 
 
 def blocks(model: nn.Module) -> dict[str, nn.Module]:
-    """The repeated transformer blocks, by dotted name, in model order.
-
-    A block that is used several times (ALBERT) appears once, under its first name.
-    """
+    """The repeated transformer blocks, by dotted name, in model order; one used several times (ALBERT) appears once."""
     found = {id(block) for block in _innermost_blocks(model)}
     return {name: module for name, module in model.named_modules() if id(module) in found}
 
@@ -53,24 +50,17 @@ def _trainable(model: nn.Module, inside: Iterable[nn.Module]) -> dict[str, nn.Pa
     wanted = {id(weight) for weights in held.values() for weight in weights}
     # A matrix tied to an embedding or a head is theirs too, and pruning it would prune them. No bare model in
     # transformers ties so; a hand-written one may. The same module under a second name is no other module.
-    elsewhere = {
-        id(parameter)
-        for module in model.modules()
-        if not held.get(id(module))
-        for parameter in module.parameters(recurse=False)
-    }
-    ours = wanted - elsewhere
+    others = [module for module in model.modules() if not held.get(id(module))]
+    ours = wanted - {id(parameter) for module in others for parameter in module.parameters(recurse=False)}
     # Names come from the model itself, so wrappers' prefixes (`module.`, `_orig_mod.`) are in them.
     return {name: p for name, p in model.named_parameters() if id(p) in ours and p.requires_grad}
 
 
 def weights_of(module: nn.Module) -> list[nn.Parameter]:
-    """The matrices that the module itself multiplies its input by; its children answer for themselves.
-
-    A mixture's fused experts (three dimensions) are left out, and so are its routers where they are a class of their
-    own, as in transformers. A gate that is a plain linear stays in: nothing but a name tells it from another
-    projection, it is a vanishing share of the weights, and its scores decide as they do for the rest.
-    """
+    """The matrices that the module itself multiplies its input by; its children answer for themselves."""
+    # A mixture's fused experts (three dimensions) are left out, and so are its routers where they are a class of their
+    # own, as in transformers. A gate that is a plain linear stays in: nothing but a name tells it from another
+    # projection, it is a vanishing share of the weights, and its scores decide as they do for the rest.
     if isinstance(module, nn.Linear) or is_conv1d(module):
         names: tuple[str, ...] = ("weight",)
     elif isinstance(module, nn.MultiheadAttention):
@@ -82,11 +72,8 @@ def weights_of(module: nn.Module) -> list[nn.Parameter]:
 
 
 def is_conv1d(module: nn.Module) -> bool:
-    """Whether it is GPT-2's linear, which stores the transpose.
-
-    Known by looks because the engine does not import transformers; the ancestors count because FSDP puts a class of
-    its own in front.
-    """
+    """Whether it is GPT-2's linear, which stores the transpose; by its looks: the engine imports no transformers."""
+    # The ancestors count because FSDP puts a class of its own in front.
     return hasattr(module, "nf") and any(cls.__name__ == "Conv1D" for cls in type(module).__mro__)
 
 
@@ -104,22 +91,17 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def _innermost_blocks(module: nn.Module) -> list[nn.Module]:
-    """The blocks under the module.
-
-    Innermost, because stages repeat like blocks do, and hold patch merging besides (Swin).
-    """
+    """The innermost blocks under the module: stages repeat as blocks do, and hold patch merging besides (Swin)."""
     inside = {child: _innermost_blocks(child) for child in module.children()}
     repeated = _repeated_blocks(inside) if isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict) else set()
     return [block for child, inner in inside.items() for block in inner or ([child] if type(child) in repeated else [])]
 
 
 def _repeated_blocks(inside: dict[nn.Module, list[nn.Module]]) -> set[type]:
-    """The classes of block among a container's elements, which come with the blocks found inside each.
-
-    One element that looks like a block speaks for its class, since hybrids give some layers less (Nemotron-H). The
-    class must repeat, so an attention and a feed-forward that make up one T5 block are no blocks, and a head in one
-    Sequential with the blocks is none either; or all elements are layers, one of them the odd one (Mllama).
-    """
+    """The classes of block among a container's elements, which come with the blocks found inside each."""
+    # One element that looks like a block speaks for its class, since hybrids give some layers less (Nemotron-H). The
+    # class must repeat, so an attention and a feed-forward that make up one T5 block are no blocks, and a head in one
+    # Sequential with the blocks is none either; or all elements are layers, one of them the odd one (Mllama).
     count = Counter(type(element) for element in inside)
     alike = {type(element) for element, inner in inside.items() if not inner and _looks_like_block(element)}
     repeated = {cls for cls in alike if count[cls] > 1}
@@ -128,12 +110,10 @@ def _repeated_blocks(inside: dict[nn.Module, list[nn.Module]]) -> set[type]:
 
 
 def _looks_like_block(module: nn.Module) -> bool:
-    """Whether there are enough matrices, beside a norm or in two modules with two matrices each.
-
-    Either tells a block from a bare attention. The norm alone would miss the models that normalise with a function
-    (nanochat) or without parameters (OLMo); the two modules alone, those with all matrices in one (Mamba).
-    """
+    """Whether there are enough matrices, beside a norm or in two modules with two matrices each."""
     parts = list(module.modules())
     count = len({id(weight) for part in parts for weight in weights_of(part)})
+    # Either tells a block from a bare attention. The norm alone would miss the models that normalise with a function
+    # (nanochat) or without parameters (OLMo); the two modules alone, those with all matrices in one (Mamba).
     groups = sum(1 for part in parts if sum(1 for child in part.children() if weights_of(child)) > 1)
     return count >= _SMALLEST_BLOCK and (groups > 1 or any(_is_norm(part) for part in parts))

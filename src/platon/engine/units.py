@@ -89,7 +89,7 @@ def columns(model: nn.Module, include: Patterns | None = None, exclude: Patterns
         include: as for `weights`.
         exclude: as for `weights`.
     """
-    return _rectangles(model, (None, 1), "columns", include, exclude)
+    return _rectangles(model, weights(model, include, exclude), (None, 1), "columns")
 
 
 def blocks(
@@ -105,17 +105,14 @@ def blocks(
     """
     if len(shape) != 2 or not all(isinstance(side, int) and side > 0 for side in shape):
         raise ValueError(f"shape must be two whole numbers above 0, got {shape!r}; (32, 32) is usual")
-    return _rectangles(model, shape, f"blocks of {shape[0]}×{shape[1]}", include, exclude)
+    return _rectangles(model, weights(model, include, exclude), shape, f"blocks of {shape[0]}×{shape[1]}")
 
 
-def _rectangles(
-    model: nn.Module, shape: tuple[int | None, int], kind: str, include: Patterns | None, exclude: Patterns | None
-) -> Units:
+def _rectangles(model: nn.Module, flat: Units, shape: tuple[int | None, int], kind: str) -> Units:
     """Rectangles of so many outputs and inputs; `None`: all outputs. Each matrix is a group."""
-    flat = weights(model, include, exclude).matrices
     transposed = inputs_first(model)
     groups = []
-    for name, matrix in flat.items():
+    for name, matrix in flat.matrices.items():
         if not matrix.numel():
             raise ValueError(f"{name!r} has no weights, its shape is {tuple(matrix.shape)}; leave it out with exclude")
         rows, columns = (
@@ -124,7 +121,7 @@ def _rectangles(
         )
         part = Slice(name, matrix, rows, columns)
         groups.append(Group(name, len(part.sizes), (part,)))
-    return Units(flat, tuple(groups), kind)
+    return Units(flat.matrices, tuple(groups), kind)
 
 
 def heads(model: nn.Module, spare: int = 1) -> Units:
@@ -183,12 +180,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 def _nearest(pattern: str, names: Sequence[str]) -> str:
     # A user writes a part of a name, so every tail of every name is offered for comparison.
-    tails = {
-        ".".join(parts[start:]): None for name in names for parts in [name.split(".")] for start in range(len(parts))
-    }
-
-    def likeness(tail: str) -> float:
-        # The beginning counts most: 'attention.slf' means 'attention.self.query.weight' and not 'attention.output'.
-        return difflib.SequenceMatcher(None, pattern, tail[: len(pattern) + 1]).ratio()
-
-    return max(tails, key=likeness, default="")
+    tails = [".".join(parts[start:]) for parts in (name.split(".") for name in names) for start in range(len(parts))]
+    # The beginning counts most: 'attention.slf' means 'attention.self.query.weight' and not 'attention.output'.
+    size = len(pattern) + 1
+    return max(tails, key=lambda tail: difflib.SequenceMatcher(None, pattern, tail[:size]).ratio(), default="")

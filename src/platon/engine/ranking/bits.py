@@ -10,11 +10,6 @@ _GATHER = 0x0102040810204080  # multiplying moves the low bits of eight bytes in
 _INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes an element
 
 
-def full(count: int, device: torch.device) -> Tensor:
-    """Bits of `count` units that are all kept."""
-    return torch.full((-(-count // 8),), 0xFF, dtype=torch.uint8, device=device)
-
-
 def pack(kept: Tensor, out: Tensor | None = None) -> Tensor:
     """One bit a unit. `kept` is flat, of bool or of bytes 0 and 1."""
     size = kept.numel()

@@ -5,55 +5,40 @@ Every tensor here has a row for each part; shards come in one list, the same num
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from platon.engine.ranking.passes import BLOCK
-from platon.engine.ranking.scored import ScoredWeights, block_values
+from platon.engine.ranking.scored import Shards, block_values
 from platon.engine.score import nan_error
 from platon.engine.shard import Ranks
 
 
-def for_each(shards: Sequence[ScoredWeights], numbers: Tensor) -> Tensor:
+def for_each(shards: Shards, numbers: Tensor) -> Tensor:
     """For each shard the row of its part."""
     return numbers.repeat_interleave(len(shards) // len(numbers), 0)
 
 
-def count(shards: Sequence[ScoredWeights], pivots: Tensor, ranks: Ranks) -> Tensor:
+def count(shards: Shards, pivots: Tensor, ranks: Ranks) -> Tensor:
     """For each part, on all ranks: how many scores are at or above each of its pivots, and last how many are NaN."""
-    found = [
-        shard.count(own.to(shard.device)).to(pivots.device)
-        for shard, own in zip(shards, for_each(shards, pivots), strict=True)
-    ]
+    pairs = zip(shards, for_each(shards, pivots), strict=True)
+    found = [shard.count(own.to(shard.device)).to(pivots.device) for shard, own in pairs]
     return ranks.sum(torch.stack(found).view(len(pivots), -1, pivots.shape[1] + 1).sum(1))  # in int64
 
 
-def refuse_nan(shards: Sequence[ScoredWeights], ranks: Ranks) -> None:
-    """Raise an error that names the first parameter with a score that is NaN, if there is one; on every rank alike."""
-    numbers = count(shards, torch.zeros(len(shards), 1, device=shards[0].device), ranks)
-    for shard, number in zip(shards, numbers[:, -1].tolist(), strict=True):
-        if number:
+def refuse_nan(shards: Shards, counts: Sequence[Sequence[int]]) -> None:
+    """Raise an error that names the first shard with a score that is NaN; `counts` has what `count` says of each."""
+    for shard, (*_, nans) in zip(shards, counts, strict=True):
+        if nans:
             raise nan_error(shard.name)
-
-
-@dataclass(frozen=True)
-class Part:
-    """How many scores of a part, on all ranks, are above its range and within it."""
-
-    above: int
-    within: int
-
-    def holds(self, k: int) -> bool:
-        return self.above < k <= self.above + self.within
 
 
 class Bracket:
     """What lies in [low, high] of each part: measured in one pass, and read by the host once."""
 
-    def __init__(self, shards: Sequence[ScoredWeights], low: Tensor, high: Tensor, ranks: Ranks) -> None:
+    def __init__(self, shards: Shards, low: Tensor, high: Tensor, ranks: Ranks) -> None:
         self.shards, self.ranks, self.low, self.high = shards, ranks, low, high
         self._own = len(shards) // len(low)  # shards of a part
         ends = for_each(shards, torch.stack([low, high], 1))
@@ -62,21 +47,19 @@ class Bracket:
         local = torch.stack([numbers.to(low.device) for numbers, _ in found]).view(len(low), self._own, -1)
         over_all = ranks.sum(torch.cat([local[..., :2], local[..., 3:].isnan()], 2).sum(1))
         read: list[list[float]] = torch.cat([over_all, local[..., 1:3].flatten(1)], 1).tolist()  # waits for a device
-        if any(row[2] for row in read):
-            refuse_nan(shards, ranks)  # or the sum is NaN because it adds infinite scores of either sign
-        self.parts = [Part(int(above), int(within)) for above, within, *_ in read]
+        if any(row[2] for row in read):  # a score is NaN, or the sum adds infinite scores of either sign
+            refuse_nan(shards, count(shards, torch.zeros(len(shards), 1, device=low.device), ranks).tolist())
+        self.above = [int(row[0]) for row in read]  # how many scores of each part, on all ranks, are above its range
+        self.within = [int(row[1]) for row in read]  # and within it
         numbers = [int(number) for row in read for number in row[3:]]
         self._local = list(zip(numbers[::2], numbers[1::2], strict=True))  # candidates and their blocks, by shard
 
-    def shards_of(self, part: int) -> Sequence[ScoredWeights]:
-        return self.shards[part * self._own : (part + 1) * self._own]
-
     def cut(self, k: int, room: int) -> tuple[Tensor, Tensor]:
         """Score and position of each part's k-th: one of few candidates, or the last of many equal ones that stays."""
-        every = range(len(self.parts))
-        if all(part.within <= room for part in self.parts):
+        every = range(len(self.within))
+        if max(self.within) <= room:
             return self._among(k, every)
-        cuts = [self._among(k, [i]) if self.parts[i].within <= room else self._tie(k, i) for i in every]
+        cuts = [self._among(k, [i]) if self.within[i] <= room else self._tie(k, i) for i in every]
         value, position = zip(*cuts, strict=True)
         return torch.cat(value), torch.cat(position)
 
@@ -86,12 +69,12 @@ class Bracket:
         if self.ranks.group is not None:
             positions, order = positions.sort()
             values = values[order]
-        sizes = [self.parts[i].within for i in chosen]
+        sizes = [self.within[i] for i in chosen]
         rows = pad_sequence(list(torch.split(values, sizes)), batch_first=True, padding_value=-math.inf)
         places = pad_sequence(list(torch.split(positions, sizes)), batch_first=True)
         # Stable, so that among equal scores the first positions come first, and the padding last.
         ranking = rows.sort(descending=True, stable=True)
-        nth = torch.tensor([[k - self.parts[i].above - 1] for i in chosen], device=self.low.device)
+        nth = torch.tensor([[k - self.above[i] - 1] for i in chosen], device=self.low.device)
         return ranking.values.gather(1, nth)[:, 0], places.gather(1, ranking.indices.gather(1, nth))[:, 0]
 
     def _collect(self, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -102,9 +85,7 @@ class Bracket:
             return torch.empty(0, device=device), torch.empty(0, dtype=torch.int64, device=device)
         shards = [self.shards[i] for i in here]
         within, filled = zip(*(self._local[i] for i in here), strict=True)
-        blocks = [
-            torch.nonzero_static(self._blocks[i], size=size).view(-1) for i, size in zip(here, filled, strict=True)
-        ]
+        blocks = [torch.nonzero_static(self._blocks[i], size=self._local[i][1]).view(-1) for i in here]
         first = torch.cat([(b * BLOCK + s.start).to(device) for b, s in zip(blocks, shards, strict=True)])
         value = block_values(shards, blocks).to(device)
         part = torch.tensor([i // self._own for i in here]).repeat_interleave(torch.tensor(filled)).to(device)
@@ -115,7 +96,7 @@ class Bracket:
 
     def _tie(self, k: int, part: int) -> tuple[Tensor, Tensor]:
         """The cut among too many equal scores to collect: their counts per block lead to the last one that stays."""
-        value, n = self.low[part], k - self.parts[part].above
+        value, n = self.low[part], k - self.above[part]
         here = range(part * self._own, (part + 1) * self._own)
         mine = torch.tensor([(self.shards[i].start, self._local[i][0]) for i in here], device=value.device)
         everyone: list[int] = self.ranks.gather(mine.flatten()).tolist()

@@ -35,16 +35,15 @@ def worth_compiling(count: int, device: torch.device) -> bool:
     return count >= COMPILE_FROM and can_compile(device.type)
 
 
-@functools.cache
-def compiled(function: Callable[..., Any], *settings: object) -> Pass:
-    """`function` with its first arguments fixed to `settings`, compiled; one kernel for each combination."""
-    return _compile(function, *settings)
+def _compile(function: Pass, *settings: object) -> Pass:
+    """`function` with its first arguments fixed to `settings`, compiled."""
 
-
-def _compile(function: Callable[..., Any], *settings: object) -> Pass:
     def run(*arguments: Any) -> Any:
         return function(*settings, *arguments)
 
     # torch.compile limits how often a code object is compiled; a copy of it gives every pass a limit of its own.
     own = types.FunctionType(run.__code__.replace(), run.__globals__, run.__name__, None, run.__closure__)
     return torch.compile(own, dynamic=True, fullgraph=True)
+
+
+compiled = functools.cache(_compile)  #: one kernel for each function and its settings

@@ -10,10 +10,8 @@ from platon.engine.ranking.compiling import compiled
 
 
 def draw(out: Tensor, seed: int, step: int, start: int = 0, fused: bool = False) -> None:
-    """Fill `out` with logistic noise, ln u - ln(1-u), a function of seed, step and position alone.
-
-    The generators of torch know no positions, so ranks and shards could not agree on each weight's number.
-    """
+    """Fill `out` with logistic noise, ln u - ln(1-u), a function of seed, step and position alone."""
+    # The generators of torch know no positions, so ranks and shards could not agree on each weight's number.
     begin = 0
     while begin < out.numel():
         place = (start + begin) & 0xFFFFFFFF

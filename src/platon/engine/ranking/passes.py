@@ -1,6 +1,7 @@
 """The passes over memory as plain functions of flat tensors: run as they are, or compiled into one fused loop each.
 
-Every pass starts with the score and the phase of this step, which are fixed when it is compiled, and the state.
+Every pass starts with the score (and the phase of this step, if it depends on that), which are fixed when it is
+compiled, and the state.
 """
 
 import torch
@@ -23,7 +24,7 @@ def take_signal(score: Score, phase: int, state: State, signal: Tensor | None) -
     return new
 
 
-def factors(score: Score, phase: int, state: State) -> State:
+def factors(score: Score, state: State) -> State:
     return score.factors(state)
 
 
@@ -32,7 +33,7 @@ def update(score: Score, phase: int, state: State, weight: Tensor, gradient: Ten
     gate = score.gate(state, settled=False)  # before the update: the gate that the gradient came through
     take_signal(score, phase, state, signal_of(weight, gradient))
     if gate is not None:
-        gradient.copy_(gradient.float() * gate)
+        gradient.copy_(gradient.float() * gate)  # now it is that of the weights kept aside
 
 
 def update_and_count(
@@ -43,41 +44,30 @@ def update_and_count(
     return _counts(score.value(new, weight), pivots)
 
 
-def count(score: Score, phase: int, state: State, weight: Tensor, pivots: Tensor) -> Tensor:
+def count(score: Score, state: State, weight: Tensor, pivots: Tensor) -> Tensor:
     """How many scores are at or above each pivot; the last number is not zero if a score is NaN."""
     value = score.value(state, weight)
     is_nan = value.ne(value)  # vectorised by inductor, which `isnan` is not
     return torch.cat([_counts(value, pivots), is_nan.sum(dtype=torch.int32).view(1)])
 
 
-def values(score: Score, phase: int, state: State, weight: Tensor) -> Tensor:
+def values(score: Score, state: State, weight: Tensor) -> Tensor:
     return score.value(state, weight)
 
 
-def bracket(score: Score, phase: int, state: State, weight: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Counts around [low, high]: above it, within it, and blocks with scores within; and those within by block.
-
-    The fourth number is the sum of all scores, which is NaN if one of them is.
-    """
+def bracket(score: Score, state: State, weight: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """How many scores are above [low, high] and within, blocks with such, the sum of all; and those within by block."""
     value = score.value(state, weight).view(-1, BLOCK)
     # Sums of 64 ones are exact in float32, and compilers vectorise them best.
     above = (value > high).float().sum(-1)
     within = ((value >= low) & (value <= high)).float().sum(-1)
-    total = value.sum(-1)
+    total = value.sum(-1)  # NaN if a score is
     sums = [above.sum(dtype=torch.float64), within.sum(dtype=torch.float64), (within > 0).double().sum()]
     return torch.stack([*sums, total.sum(dtype=torch.float64)]), within
 
 
 def mask(
-    score: Score,
-    phase: int,
-    state: State,
-    weight: Tensor,
-    cut: Tensor,
-    next_cut: Tensor,
-    last: Tensor,
-    offset: int,
-    out: Tensor,
+    score: Score, state: State, weight: Tensor, cut: Tensor, next_cut: Tensor, last: Tensor, offset: int, out: Tensor
 ) -> None:
     """Zero the weights below the cut; `out` gets a byte a weight, 1 = kept. See `ScoredWeights.mask`."""
     value = score.value(state, weight)
@@ -88,9 +78,9 @@ def mask(
     out.copy_(torch.where(kept, 1.0, 0.0).to(torch.uint8))
 
 
-def write_gated(score: Score, settled: int, state: State, weight: Tensor, full: Tensor) -> None:
+def write_gated(score: Score, settled: bool, state: State, weight: Tensor, full: Tensor) -> None:
     """The weights as the forward pass sees them: `full`, the ones that are kept aside, times their gates."""
-    gate = score.gate(state, settled=bool(settled))
+    gate = score.gate(state, settled)
     assert gate is not None
     weight.copy_(full.float() * gate)
 

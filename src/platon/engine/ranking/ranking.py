@@ -9,9 +9,36 @@ from torch import Tensor
 
 from platon.engine.matrix import Matrix
 from platon.engine.ranking import noise
-from platon.engine.ranking.pool import Pool
+from platon.engine.ranking.bits import unpack
+from platon.engine.ranking.passes import take_signal
 from platon.engine.score import Above, Choice, Score, StepInfo, TopK
 from platon.engine.shard import Ranks
+
+
+class Pool:
+    """Units that share the tensors of a state, and the last selection among them; none is pruned yet."""
+
+    matrix: Matrix | None = None  #: where each weight is a unit: it has the shape and sharding of the state's tensors
+    sizes: Tensor | None = None  #: where units have many weights: how many, on all ranks
+
+    def __init__(self, score: Score, name: str, count: int, total: int, start: int, device: torch.device) -> None:
+        self.name = name  #: stands before the names of its tensors in a checkpoint
+        self.count, self.total = count, total  #: units on this rank, and on all ranks
+        self.start = start  #: the position of its first unit among all, which decides between equal scores
+        self.state = score.init(count, device)
+        self.bits = torch.full((-(-count // 8),), 0xFF, dtype=torch.uint8, device=device)  #: a bit a unit, 1 = kept
+
+    def update(self, score: Score, signal: Tensor | None, phase: int) -> None:
+        take_signal(score, phase, self.state | score.factors(self.state), signal)
+
+    def kept(self) -> Tensor:
+        """The last selection, a bool a unit."""
+        return unpack(self.bits, self.count)
+
+
+def how_many(keep: float, total: int) -> int:
+    """How many of `total` stay: round(keep · total), and at least one."""
+    return max(1, round(keep * total))
 
 
 class Ranking(ABC):
@@ -19,11 +46,10 @@ class Ranking(ABC):
 
     fused = False  #: whether the passes are compiled
 
-    def __init__(
-        self, score: Score, matrices: Sequence[Matrix], ranks: Ranks, pools: Sequence[Pool], total: int
-    ) -> None:
+    def __init__(self, score: Score, matrices: Sequence[Matrix], ranks: Ranks, pools: Sequence[Pool]) -> None:
         self.score, self.matrices, self.ranks, self.pools = score, matrices, ranks, pools
-        self.total = self.kept_count = total  #: weights on all ranks, and how many of them the last selection kept
+        counts = [pool.total if pool.sizes is None else int(pool.sizes.sum()) for pool in pools]
+        self.total = self.kept_count = sum(counts)  #: weights on all ranks, and those that the last selection kept
         self.cut: Tensor | None = None  #: the score at the boundary, where there is one for all
 
     def observe(self, info: StepInfo) -> None:
@@ -35,10 +61,7 @@ class Ranking(ABC):
             self.update(self.score.phase(info.step))
 
     def advance(self, info: StepInfo, choice: Choice | None) -> float | None:
-        """After the step: update scores that read now, then find and apply the cut of `choice`.
-
-        Returns the share of weights above `choice.watched`, if that is asked for.
-        """
+        """After the step: update scores that read now, apply the cut of `choice`; the share above `choice.watched`."""
         phase, reads = self.score.phase(info.step), self.score.reads
         in_one_pass = reads == "after" and isinstance(choice, TopK) and choice.scope == "global"
         if reads in ("after", "inputs") and not in_one_pass:
@@ -65,7 +88,8 @@ class Ranking(ABC):
 
     def count(self, kept: Sequence[Tensor]) -> int:
         """How many weights the masks of the pools keep, on all ranks."""
-        return self._sum([pool.weigh(mask) for pool, mask in zip(self.pools, kept, strict=True)])
+        masks = zip(self.pools, kept, strict=True)
+        return self._sum([mask.sum() if pool.sizes is None else pool.sizes[mask].sum() for pool, mask in masks])
 
     def _sum(self, numbers: Sequence[Tensor]) -> int:
         total = torch.stack([number.to(self.matrices[0].device) for number in numbers]).sum()

@@ -4,17 +4,14 @@ import torch
 from torch import Tensor
 
 from platon.engine.matrix import Matrix
-from platon.engine.ranking.pool import how_many
+from platon.engine.ranking.ranking import how_many
 from platon.engine.scope import Scope, pattern_of
 
 _AT_ONCE = 1 << 22  # scores that are sorted at a time
 
 
 def keep_of(scope: Scope, keep: float, matrix: Matrix) -> tuple[int, int]:
-    """Of how many neighbours how many stay, in each row of a matrix, at a share of `keep`.
-
-    While the share falls to that of a pattern N:M, more than N of M stay.
-    """
+    """Of how many neighbours how many stay, in each row of a matrix, at a share of `keep`."""
     width = matrix.inputs
     pattern = pattern_of(scope)
     if pattern is None:
@@ -29,7 +26,7 @@ def keep_of(scope: Scope, keep: float, matrix: Matrix) -> tuple[int, int]:
         raise ValueError(
             f"scope {scope} keeps {least / size:g} of the weights, and {keep:g} is asked for; ask for that"
         )
-    return size, max(least, how_many(keep, size))
+    return size, max(least, how_many(keep, size))  # more than N of M stay while the share falls
 
 
 def best(values: Tensor, size: int, k: int) -> Tensor:

@@ -5,7 +5,7 @@ through `PIECE` elements at a time, which also keeps their temporaries in the ca
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,23 +41,22 @@ class ScoredWeights:
         return self.weight.device
 
     def update(self, gradient: Tensor | None, phase: int, pivots: Tensor | None = None) -> Tensor | None:
-        """Take this step's gradient into the state; with `pivots`, also count the new scores at or above each.
-
-        Where gates were in the forward pass, the gradient is multiplied by them: that is the gradient of the weights
-        kept aside.
-        """
-        whole = self._with_factors()
+        """Take this step's gradient into the state; with `pivots`, also count the new scores at or above each."""
+        whole = self
+        if self.score.has_factors:
+            single = {name: tensor for name, tensor in self.state.items() if not tensor.dim()}
+            whole = replace(self, state=self.state | self._pass(passes.factors)(single))
         if gradient is None:
             passes.take_signal(self.score, phase, whole.state, None)
             return None if pivots is None else self.count(pivots)[:-1]
         if pivots is None:
-            whole._run(passes.update, along=gradient, phase=phase)
+            whole._run(passes.update, phase, along=gradient)
             return None
-        return _total(whole._run(passes.update_and_count, pivots, along=gradient, phase=phase))
+        return _total(whole._run(passes.update_and_count, phase, along=gradient, numbers=(pivots,)))
 
     def write_gated(self, full: Tensor | None, settled: bool) -> None:
         """Write `full`, the weights kept aside, times their gates; `None`: the weights that are here."""
-        self._run(passes.write_gated, along=self.weight if full is None else full, phase=int(settled))
+        self._run(passes.write_gated, settled, along=self.weight if full is None else full)
 
     def values(self) -> Tensor:
         """The scores of all weights."""
@@ -65,13 +64,10 @@ class ScoredWeights:
 
     def count(self, pivots: Tensor) -> Tensor:
         """How many scores are at or above each pivot, and last how many are NaN."""
-        return _total(self._to_read()._run(passes.count, pivots))
+        return _total(self._to_read()._run(passes.count, numbers=(pivots,)))
 
     def bracket(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-        """How many scores are above `high`, within [low, high], blocks with such, and the sum of all scores.
-
-        The second tensor says how many are within, block by block.
-        """
+        """`passes.bracket` of all weights, those behind the last whole block included."""
         even = self.size - self.size % BLOCK
         found: list[tuple[Tensor, Tensor]] = []
         if even:
@@ -101,30 +97,22 @@ class ScoredWeights:
             run(state, weight, cut, next_cut, last, start, kept)
             pack(kept, bits[start // 8 : start // 8 + -(-weight.numel() // 8)])
 
-    def _with_factors(self) -> "ScoredWeights":
-        if not self.score.has_factors:
-            return self
-        single = {name: tensor for name, tensor in self.state.items() if not tensor.dim()}
-        return replace(self, state=self.state | self._pass(passes.factors)(single))
-
     def _to_read(self) -> "ScoredWeights":
         if self.read is None:
             return self
         return replace(self, state={name: self.state[name] for name in self.read if name})
 
-    def _run(
-        self, function: Callable[..., Any], *numbers: Tensor, along: Tensor | None = None, phase: int = 0
-    ) -> list[Any]:
+    def _run(self, function: Pass, *fixed: int, along: Tensor | None = None, numbers: Sequence[Tensor] = ()) -> Any:
         """What a pass gives for each piece; `along` is as long as the weights, and cut as they are."""
-        run, found = self._pass(function, phase), list[Any]()
+        run, found = self._pass(function, *fixed), []
         for start, weight, state in self._pieces(self.size):
             own = () if along is None else (along[start : start + weight.numel()],)
             found.append(run(state, weight, *own, *numbers))
         return found
 
-    def _pass(self, function: Callable[..., Any], phase: int = 0) -> Pass:
+    def _pass(self, function: Pass, *fixed: int) -> Pass:
         # An empty shard is not worth a compilation.
-        return (compiled if self.fused and self.size else functools.partial)(function, self.score, phase)
+        return (compiled if self.fused and self.size else functools.partial)(function, self.score, *fixed)
 
     def _pieces(self, size: int) -> Iterator[tuple[int, Tensor, State]]:
         """The first `size` weights with their state, and where each piece starts; one piece for compiled passes."""
@@ -142,6 +130,9 @@ class ScoredWeights:
             yield start, self.weight[start:stop], state
 
 
+Shards = Sequence[ScoredWeights]
+
+
 class _Recorder(Tensor):
     """A tensor that remembers whether anything was computed from it."""
 
@@ -156,10 +147,7 @@ class _Recorder(Tensor):
 
 
 def names_read(score: Score) -> tuple[str, ...]:
-    """The names of the state that `score.value` reads, and "" if it reads the weights.
-
-    A learned score reads neither the weights nor the moments of its optimizer.
-    """
+    """The names of the state that `score.value` reads, and "" if it reads the weights; a learned score does not."""
     weight = torch.zeros(1).as_subclass(_Recorder)
     state = {name: own.as_subclass(_Recorder) for name, own in score.init(1, torch.device("cpu")).items()}
     value = score.value(dict(state), weight)
@@ -167,10 +155,7 @@ def names_read(score: Score) -> tuple[str, ...]:
 
 
 def _gathered(tensors: Sequence[Tensor], index: Sequence[Tensor], width: int = 1) -> Tensor:
-    """The numbers of each tensor at its `index`, one after the other; a single number stands for all positions.
-
-    `index` counts rows of `width` numbers.
-    """
+    """The numbers of each tensor at its `index`, in rows of `width`; a single number stands for all positions."""
     home = index[0].device
     shape = (-1,) if width == 1 else (-1, width)  # torch selects from rows of one number several times more slowly
     found = [
@@ -180,7 +165,7 @@ def _gathered(tensors: Sequence[Tensor], index: Sequence[Tensor], width: int = 1
     return torch.cat([part.view(-1).to(home) for part in found])
 
 
-def values_at(matrices: Sequence[ScoredWeights], index: Sequence[Tensor], width: int = 1) -> Tensor:
+def values_at(matrices: Shards, index: Sequence[Tensor], width: int = 1) -> Tensor:
     """The scores at each matrix's `index`, bit for bit as the other passes compute them; see `_gathered`."""
     looked = [matrix._to_read() for matrix in matrices]
     # Gathered first and scored together: these are few scores, and a call costs more than its arithmetic.
@@ -195,7 +180,7 @@ def values_at(matrices: Sequence[ScoredWeights], index: Sequence[Tensor], width:
     return value
 
 
-def block_values(matrices: Sequence[ScoredWeights], index: Sequence[Tensor]) -> Tensor:
+def block_values(matrices: Shards, index: Sequence[Tensor]) -> Tensor:
     """The scores of the blocks at each matrix's `index`, a row each; NaN behind the end of a matrix."""
     if all(matrix.size % BLOCK == 0 for matrix in matrices):
         return values_at(matrices, index, BLOCK).view(-1, BLOCK)
@@ -207,9 +192,7 @@ def block_values(matrices: Sequence[ScoredWeights], index: Sequence[Tensor]) -> 
     return value.masked_fill(behind, torch.nan)
 
 
-def preview(
-    matrices: Sequence[ScoredWeights], index: Sequence[Tensor], gradients: Sequence[Tensor | None], phase: int
-) -> Tensor:
+def preview(matrices: Shards, index: Sequence[Tensor], gradients: Sequence[Tensor | None], phase: int) -> Tensor:
     """The scores at each matrix's `index` as `update` will make them; nothing is changed."""
     score, found = matrices[0].score, list[Tensor]()
     for has_gradient in (True, False):

@@ -10,11 +10,20 @@ from torch import Tensor
 from platon.engine.matrix import Matrix
 from platon.engine.ranking.bits import pack
 from platon.engine.ranking.passes import signal_of
-from platon.engine.ranking.pool import GroupPool, how_many
-from platon.engine.ranking.ranking import Ranking
+from platon.engine.ranking.ranking import Pool, Ranking, how_many
 from platon.engine.score import Above, Score, TopK, nan_error
 from platon.engine.shard import Ranks, laid_out_as
 from platon.engine.slices import Group
+
+
+class GroupPool(Pool):
+    """Units of many weights each, which every rank knows."""
+
+    sizes: Tensor
+
+    def __init__(self, score: Score, group: Group, start: int, device: torch.device) -> None:
+        super().__init__(score, group.name, group.count, group.count, start, device)
+        self.sizes, self.group = group.sizes.to(device), group.here()
 
 
 class SliceRanking(Ranking):
@@ -33,11 +42,9 @@ class SliceRanking(Ranking):
     def __init__(self, score: Score, matrices: Sequence[Matrix], groups: Sequence[Group], ranks: Ranks) -> None:
         score.check_groups()
         self._matrix = {matrix.name: matrix for matrix in matrices}
-        starts = accumulate((group.count for group in groups), initial=0)
-        pools = [
-            GroupPool(score, group, start, matrices[0].device) for group, start in zip(groups, starts, strict=False)
-        ]
-        super().__init__(score, matrices, ranks, pools, sum(int(pool.sizes.sum()) for pool in pools))
+        device, starts = matrices[0].device, accumulate((group.count for group in groups), initial=0)
+        pools = [GroupPool(score, group, start, device) for group, start in zip(groups, starts, strict=False)]
+        super().__init__(score, matrices, ranks, pools)
 
     def update(self, phase: int) -> None:
         gates = [self.score.gate(pool.state, settled=False) for pool in self.pools]  # those of the forward pass
@@ -81,11 +88,8 @@ class SliceRanking(Ranking):
             matrix.weight.view(matrix.shape).copy_(source.view(matrix.shape).float() * gate)
 
     def masks(self) -> dict[str, Tensor]:
-        found = {
-            matrix.name: laid_out_as(matrix.parameter, kept.expand(matrix.shape))
-            for matrix, kept in self._expanded([pool.kept() for pool in self.pools])
-        }
-        return {matrix.name: found[matrix.name] for matrix in self.matrices}
+        kept = {matrix.name: own for matrix, own in self._expanded([pool.kept() for pool in self.pools])}
+        return {own.name: laid_out_as(own.parameter, kept[own.name].expand(own.shape)) for own in self.matrices}
 
     def _zero_pruned(self, what: Literal["weight", "gradient"]) -> None:
         for matrix, kept in self._expanded([pool.kept() for pool in self.pools]):
@@ -109,7 +113,7 @@ class SliceRanking(Ranking):
     def _values(self) -> list[Tensor]:
         """The scores of all units."""
         values = []
-        for pool, total in zip(self.pools, self._sums(_magnitudes), strict=True):
+        for pool, total in zip(self.pools, self._sums(lambda own: own.weight.abs().view(own.shape)), strict=True):
             assert total is not None
             values.append(self.score.value(pool.state, (total / pool.sizes).float()))
             if bool(values[-1].isnan().any()):
@@ -129,10 +133,6 @@ class SliceRanking(Ranking):
 def _products(matrix: Matrix) -> Tensor | None:
     gradient = matrix.gradient
     return None if gradient is None else signal_of(matrix.weight, gradient).view(matrix.shape)
-
-
-def _magnitudes(matrix: Matrix) -> Tensor:
-    return matrix.weight.abs().view(matrix.shape)
 
 
 def _fill(pools: Sequence[GroupPool], values: Sequence[Tensor], keep: float) -> list[Tensor]:

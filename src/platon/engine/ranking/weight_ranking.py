@@ -9,14 +9,23 @@ from torch import Tensor
 from platon.engine.activation import InputNorms
 from platon.engine.matrix import Matrix
 from platon.engine.ranking import bits, row
-from platon.engine.ranking.bracket import count
+from platon.engine.ranking.bracket import count, refuse_nan
 from platon.engine.ranking.compiling import worth_compiling
-from platon.engine.ranking.pool import MatrixPool, how_many
-from platon.engine.ranking.ranking import Ranking
+from platon.engine.ranking.ranking import Pool, Ranking, how_many
 from platon.engine.ranking.scored import ScoredWeights, names_read
 from platon.engine.ranking.select import Cut, find_cut, update_and_count
 from platon.engine.score import Above, Score, TopK, nan_error
 from platon.engine.shard import Ranks, laid_out_as
+
+
+class MatrixPool(Pool):
+    """Every weight of a matrix is a unit."""
+
+    matrix: Matrix
+
+    def __init__(self, score: Score, matrix: Matrix) -> None:
+        super().__init__(score, matrix.name, matrix.size, matrix.total, matrix.start, matrix.device)
+        self.matrix = matrix
 
 
 class WeightRanking(Ranking):
@@ -25,8 +34,7 @@ class WeightRanking(Ranking):
     pools: Sequence[MatrixPool]
 
     def __init__(self, score: Score, matrices: Sequence[Matrix], ranks: Ranks, norms: InputNorms | None = None) -> None:
-        pools = [MatrixPool(score, matrix) for matrix in matrices]
-        super().__init__(score, matrices, ranks, pools, sum(pool.total for pool in pools))
+        super().__init__(score, matrices, ranks, [MatrixPool(score, matrix) for matrix in matrices])
         self.fused = worth_compiling(self.total, matrices[0].device)
         self._read, self._norms = names_read(score), norms
 
@@ -53,7 +61,8 @@ class WeightRanking(Ranking):
                 # Nothing to remove: the weights are not even rewritten, so training is what it is without a pruner.
                 if phase is not None:
                     self.update(phase)
-                _keep_all(pools)
+                for pool in pools:
+                    pool.bits.fill_(0xFF)
                 continue
             shards = self._scored(pools)
             gradients = [pool.matrix.gradient for pool in pools]
@@ -65,12 +74,10 @@ class WeightRanking(Ranking):
         self.kept_count = kept
 
     def _cut_together(self, choice: TopK) -> list[tuple[Sequence[MatrixPool], int]]:
-        """Pools, and how many parts they are: all matrices as one part, or each of those of one shape as a part.
-
-        The shapes are those of whole matrices, so that all ranks cut the same ones together.
-        """
+        """Pools, and how many parts they are: all matrices as one part, or each of those of one shape as a part."""
         if choice.scope == "global":
             return [(self.pools, 1)]
+        # By the shapes of whole matrices, so that all ranks cut the same ones together.
         alike: dict[torch.Size, list[MatrixPool]] = {}
         for pool in self.pools:
             alike.setdefault(pool.matrix.parameter.shape, []).append(pool)
@@ -83,7 +90,7 @@ class WeightRanking(Ranking):
         for pool, shard, (size, k) in zip(self.pools, self._scored(self.pools), sizes, strict=True):
             kept += k * pool.total // size
             if k == size:
-                _keep_all([pool])
+                pool.bits.fill_(0xFF)
                 continue
             values = shard.values()
             if bool(self.ranks.any(values.isnan().any())):
@@ -98,16 +105,14 @@ class WeightRanking(Ranking):
         values = [choice.value] if choice.watched is None else [choice.value, choice.watched]
         beyond = torch.nextafter(torch.tensor(values), torch.tensor(torch.inf)).to(self.matrices[0].device)
         counts = count(shards, beyond.expand(len(shards), -1), self.ranks).tolist()
-        for pool, (*_, nans) in zip(self.pools, counts, strict=True):
-            if nans:
-                raise nan_error(pool.name)
+        refuse_nan(shards, counts)
         kept = 0
         above: list[tuple[ScoredWeights, Tensor]] = []
         for pool, shard, (number, *_) in zip(self.pools, shards, counts, strict=True):
             k = max(number, how_many(choice.min_keep, pool.total)) if choice.min_keep else number
             kept += k
             if k == pool.total:
-                _keep_all([pool])
+                pool.bits.fill_(0xFF)
             elif k > number:
                 find_cut([shard], k, pool.total, ranks=self.ranks).apply([shard], [pool.bits])
             else:
@@ -131,12 +136,5 @@ class WeightRanking(Ranking):
                 bits.zero_pruned(tensor, pool.bits)
 
     def _scored(self, pools: Sequence[MatrixPool]) -> list[ScoredWeights]:
-        return [
-            ScoredWeights(self.score, pool.matrix.weight, pool.state, pool.start, self.fused, pool.name, self._read)
-            for pool in pools
-        ]
-
-
-def _keep_all(pools: Sequence[MatrixPool]) -> None:
-    for pool in pools:
-        pool.bits.fill_(0xFF)
+        score, fused, read = self.score, self.fused, self._read
+        return [ScoredWeights(score, own.matrix.weight, own.state, own.start, fused, own.name, read) for own in pools]
