@@ -209,6 +209,16 @@ def _packed_attention() -> None:
     platon.prune_once(nn.TransformerEncoder(layer, 2), 0.5, score=platon.Wanda())
 
 
+def test_a_refused_pruner_leaves_no_hooks() -> None:
+    model = llama()
+    foreign = torch.optim.SGD(llama().parameters())
+    own = torch.optim.SGD(model.parameters())
+    for optimizer, units in ((foreign, None), (own, platon.neurons(model))):
+        with pytest.raises(ValueError, match="the optimizer does not hold|ranks single weights"):
+            platon.Pruner(model, optimizer, score=platon.Wanda(), schedule=platon.Constant(0.5), units=units)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
 def test_pruning_once_leaves_mode_gradients_and_hooks_alone() -> None:
     model = llama().train()
     model(input_ids=torch.ones(1, 4, dtype=torch.int64), labels=torch.ones(1, 4, dtype=torch.int64)).loss.backward()

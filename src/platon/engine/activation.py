@@ -23,21 +23,23 @@ class InputNorms:
 
     def __init__(self, model: nn.Module, matrices: Sequence[Matrix]) -> None:
         wanted = {id(matrix.parameter): matrix.name for matrix in matrices}
+        held = [(module, p) for module in model.modules() for p in module._parameters.values() if id(p) in wanted]
+        for module, parameter in held:
+            if not isinstance(module, nn.Linear) and not is_conv1d(module):
+                raise ValueError(
+                    f"the inputs of {wanted[id(parameter)]!r} cannot be read, because its module, "
+                    f"{type(module).__name__}, is no linear layer; leave it out with exclude, or use magnitude"
+                )
+        self._model, self._readers = model, [(module, wanted[id(parameter)]) for module, parameter in held]
         self._squares: dict[str, Tensor] = {}
         self._inputs: Mapping[str, Any] = {}
         self._counting = self._calibrating = False
-        self._handles: list[RemovableHandle] = [model.register_forward_pre_hook(self._begin, with_kwargs=True)]
-        for module in model.modules():
-            for parameter in module._parameters.values():
-                if id(parameter) not in wanted:
-                    continue
-                if not isinstance(module, nn.Linear) and not is_conv1d(module):
-                    self.detach()
-                    raise ValueError(
-                        f"the inputs of {wanted[id(parameter)]!r} cannot be read, because its module, "
-                        f"{type(module).__name__}, is no linear layer; leave it out with exclude, or use magnitude"
-                    )
-                self._handles.append(module.register_forward_pre_hook(partial(self._count, wanted[id(parameter)])))
+        self._handles: list[RemovableHandle] = []
+
+    def attach(self) -> None:
+        """Count from now on."""
+        self._handles = [self._model.register_forward_pre_hook(self._begin, with_kwargs=True)]
+        self._handles += [one.register_forward_pre_hook(partial(self._count, name)) for one, name in self._readers]
 
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._inputs = named_inputs(model, args, kwargs)

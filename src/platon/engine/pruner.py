@@ -87,6 +87,8 @@ class Pruner:
         self._settled = False
         self._hook = StepHook(model, self.units.matrices, reads, on_nonfinite, self._before, self._after, self._ranks)
         self._hooks = attach(optimizer, self._hook)
+        if self._norms is not None:
+            self._norms.attach()  # after all refusals: one leaves the model as it was
         self._initial_rate = learning_rate(self._hooks.optimizer)
         with torch.no_grad():
             self._show()
