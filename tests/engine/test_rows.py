@@ -214,7 +214,7 @@ def test_a_refused_pruner_leaves_no_hooks() -> None:
     foreign = torch.optim.SGD(llama().parameters())
     own = torch.optim.SGD(model.parameters())
     for optimizer, units in ((foreign, None), (own, platon.neurons(model))):
-        with pytest.raises(ValueError, match="the optimizer does not hold|ranks single weights"):
+        with pytest.raises(ValueError, match=r"the optimizer does not hold|ranks single weights"):
             platon.Pruner(model, optimizer, score=platon.Wanda(), schedule=platon.Constant(0.5), units=units)
     assert not any(module._forward_pre_hooks for module in model.modules())
 
