@@ -19,11 +19,11 @@ class Pool:
     """Units that share the tensors of a state, and the last selection among them; none is pruned yet."""
 
     matrix: Matrix | None = None  #: where each weight is a unit: it has the shape and sharding of the state's tensors
-    sizes: Tensor | None = None  #: where units have many weights: how many, on all ranks
 
     def __init__(self, score: Score, name: str, count: int, total: int, start: int, device: torch.device) -> None:
         self.name = name  #: stands before the names of its tensors in a checkpoint
         self.count, self.total = count, total  #: units on this rank, and on all ranks
+        self.weight_count = total  #: weights on all ranks
         self.start = start  #: the position of its first unit among all, which decides between equal scores
         self.state = score.init(count, device)
         self.bits = torch.full((-(-count // 8),), 0xFF, dtype=torch.uint8, device=device)  #: a bit a unit, 1 = kept
@@ -34,6 +34,10 @@ class Pool:
     def kept(self) -> Tensor:
         """The last selection, a bool a unit."""
         return unpack(self.bits, self.count)
+
+    def weigh(self, kept: Tensor) -> Tensor:
+        """How many weights a mask of the units that are here keeps."""
+        return kept.sum()
 
 
 def how_many(keep: float, total: int) -> int:
@@ -48,8 +52,8 @@ class Ranking(ABC):
 
     def __init__(self, score: Score, matrices: Sequence[Matrix], ranks: Ranks, pools: Sequence[Pool]) -> None:
         self.score, self.matrices, self.ranks, self.pools = score, matrices, ranks, pools
-        counts = [pool.total if pool.sizes is None else int(pool.sizes.sum()) for pool in pools]
-        self.total = self.kept_count = sum(counts)  #: weights on all ranks, and those that the last selection kept
+        #: weights on all ranks, and those that the last selection kept
+        self.total = self.kept_count = sum(pool.weight_count for pool in pools)
         self.cut: Tensor | None = None  #: the score at the boundary, where there is one for all
 
     def observe(self, info: StepInfo) -> None:
@@ -88,8 +92,7 @@ class Ranking(ABC):
 
     def count(self, kept: Sequence[Tensor]) -> int:
         """How many weights the masks of the pools keep, on all ranks."""
-        masks = zip(self.pools, kept, strict=True)
-        return self._sum([mask.sum() if pool.sizes is None else pool.sizes[mask].sum() for pool, mask in masks])
+        return self._sum([pool.weigh(mask) for pool, mask in zip(self.pools, kept, strict=True)])
 
     def _sum(self, numbers: Sequence[Tensor]) -> int:
         total = torch.stack([number.to(self.matrices[0].device) for number in numbers]).sum()

@@ -19,11 +19,13 @@ from platon.engine.slices import Group
 class GroupPool(Pool):
     """Units of many weights each, which every rank knows."""
 
-    sizes: Tensor
-
     def __init__(self, score: Score, group: Group, start: int, device: torch.device) -> None:
         super().__init__(score, group.name, group.count, group.count, start, device)
-        self.sizes, self.group = group.sizes.to(device), group.here()
+        self.sizes, self.group = group.sizes.to(device), group.here()  #: weights of each unit, on all ranks
+        self.weight_count = int(self.sizes.sum())
+
+    def weigh(self, kept: Tensor) -> Tensor:
+        return self.sizes[kept].sum()
 
 
 class SliceRanking(Ranking):
