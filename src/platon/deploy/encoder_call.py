@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -62,11 +63,16 @@ class _Packed(NamedTuple):
 class EncoderCall:
     """Some encoder layers, one after the other, in one call of the kernel."""
 
-    def __init__(self, *layers: Parts) -> None:
-        self._layers = layers
-        self._wiring = Wiring(*(parts.module for parts in layers))
+    def __init__(self, layers: Sequence[Parts], wiring: Wiring) -> None:
+        self._layers, self._wiring = layers, wiring
         self._norms = [norm for parts in layers for norm in parts.norms]
         self._packed: _Packed | None = None
+
+    @classmethod
+    def joined(cls, calls: Sequence[EncoderCall]) -> EncoderCall:
+        """The layers of several calls in one."""
+        layers = [parts for call in calls for parts in call._layers]
+        return cls(layers, Wiring.joined([call._wiring for call in calls]))
 
     def is_intact(self) -> bool:
         """Whether the modules inside the layers are those that were found, and have no hooks."""
@@ -126,7 +132,7 @@ class Arguments:
     """What a module of transformers is given: tokens first, a mask by name, and perhaps more."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.names = list(inspect.signature(type(module).forward).parameters)[1:]
+        self.names = _names(type(module).forward)
 
     def read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any] | None:
         """Tokens and mask of a call; `None`: it asks for more."""
@@ -134,6 +140,12 @@ class Arguments:
         x, mask = asked.pop(self.names[0], None), asked.pop(MASK, None)
         is_more = len(args) > len(self.names) or any(own is not None and own is not False for own in asked.values())
         return None if is_more else (x, mask)
+
+
+@functools.cache
+def _names(method: Callable[..., Any]) -> list[str]:
+    """The arguments of a method."""
+    return list(inspect.signature(method).parameters)[1:]
 
 
 def _seen(mask: Any, x: Tensor, heads: set[int]) -> Tensor | None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from platon.deploy.attention import FEWEST_QUERIES
 from platon.deploy.encoder_call import MASK, Arguments, EncoderCall, Guess, Parts
 from platon.deploy.layer import SparseLinear
-from platon.deploy.outline import outline
+from platon.deploy.outline import Wiring, outline
 from platon.deploy.sparse_sum import SparseSum, parts_of
 
 _ROWS, _TOKENS = 2, FEWEST_QUERIES  # of a trial
@@ -60,7 +60,7 @@ class EncoderLayer:
 
     def __init__(self, parts: Parts, alike: Alike) -> None:
         self.parts, self.alike = parts, alike
-        self.call = EncoderCall(parts)
+        self.call = EncoderCall([parts], Wiring(parts.module))
         self._arguments = Arguments(parts.module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -69,10 +70,9 @@ class EncoderStack:
 
     def __init__(self, module: nn.Module, name: str, layers: Sequence[EncoderLayer]) -> None:
         self.module, self.name, self.layers = module, name, list(layers)
-        self._call = EncoderCall(*(layer.parts for layer in layers))
+        self._call = EncoderCall.joined([layer.call for layer in layers])
         self._arguments = Arguments(module)
         self._modules = [layer.parts.module for layer in layers]
-        self._stand_ins = nn.ModuleList(_StandIn(self, place) for place in range(len(layers)))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         asked = self._arguments.read(args, kwargs)
@@ -80,6 +80,11 @@ class EncoderStack:
             with contextlib.suppress(Exception):  # whatever a module says to an object that is no tensor
                 return self._passed_on(*asked, args, kwargs)
         return type(self.module).forward(self.module, *args, **kwargs)
+
+    @functools.cached_property
+    def _stand_ins(self) -> nn.ModuleList:
+        """Made at the first call: loading a model does not pay for them."""
+        return nn.ModuleList(_StandIn(self, place) for place in range(len(self.layers)))
 
     def _is_plain(self) -> bool:
         """Whether the module still has these layers, in their order, and nobody waits for what goes through them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from torch import nn
@@ -31,17 +31,25 @@ def is_hooked(module: nn.Module) -> bool:
 
 
 class Wiring:
-    """Remembers the modules inside some modules, to tell whether one was replaced, or hooked, since.
+    """Remembers the modules inside a module, to tell whether one was replaced, or hooked, since.
 
-    Hooks of the outer modules themselves do not count: whoever calls these runs them.
+    Hooks of the module itself do not count: whoever calls it runs them.
     """
 
-    def __init__(self, *outer: nn.Module) -> None:
-        inside = [one for module in outer for one in module.modules()]
+    def __init__(self, module: nn.Module) -> None:
+        _, *inner = inside = list(module.modules())
         self._held = [one._modules for one in inside]
-        inner = [one for one in inside if one not in outer]
         self._hooks = [hooks for one in inner for hooks in (one._forward_hooks, one._forward_pre_hooks)]
         self._children = self._read()
+
+    @classmethod
+    def joined(cls, wirings: Sequence[Wiring]) -> Wiring:
+        """What several modules held when each of them was looked at."""
+        found = cls.__new__(cls)
+        found._held = [one for wiring in wirings for one in wiring._held]
+        found._hooks = [one for wiring in wirings for one in wiring._hooks]
+        found._children = [one for wiring in wirings for one in wiring._children]
+        return found
 
     def is_intact(self) -> bool:
         return not any(self._hooks) and not any(_GLOBAL_HOOKS) and self._read() == self._children
