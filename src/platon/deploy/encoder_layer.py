@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
@@ -25,30 +25,26 @@ _ROWS, _TOKENS = 2, FEWEST_QUERIES  # of a trial
 _LEAST_CHANGE = 2e-3  # of an output, by another attention: a hundred times what is taken for rounding
 
 
-class Alike:
-    """Layers that are alike but for their numbers. One trial tells for all of them.
+class Trials:
+    """Finds out what the layers of a model compute. One trial tells for all that are alike but for their numbers.
 
-    The trial takes some milliseconds, so it waits for the first call: loading a model does not pay for it.
+    Trials take some milliseconds, so they wait for the first call: loading a model does not pay for them.
     """
 
     def __init__(self) -> None:
-        self._layers: list[EncoderLayer] = []
-        self._guess: Guess | None = None
+        self.untried: list[EncoderLayer] = []
 
-    def add(self, layer: EncoderLayer) -> None:
-        self._layers.append(layer)
-
-    def guess(self) -> Guess | None:
-        """What the trial confirmed; `None`: nothing."""
-        if self._layers:
+    def run(self) -> None:
+        layers, self.untried = self.untried, []
+        groups: dict[Hashable, list[EncoderLayer]] = {}
+        for layer in layers:
+            groups.setdefault(outline(layer.parts.module, without="forward"), []).append(layer)
+        for alike in groups.values():
             # Nearly empty layers attend to all tokens alike, whatever their heads are: the fullest one tells most.
-            fullest = max(self._layers, key=lambda layer: layer.parts.fullness)
-            self._guess = _confirmed(fullest) if fullest.call.is_intact() else None
-            self._layers = []
-        return self._guess
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_layers": [], "_guess": self.guess()}  # a copy of one layer is no copy of all
+            fullest = max(alike, key=lambda layer: layer.parts.fullness)
+            guess = _confirmed(fullest) if fullest.call.is_intact() else None
+            for layer in alike:
+                layer.confirmed = guess
 
 
 class EncoderLayer:
@@ -58,14 +54,21 @@ class EncoderLayer:
     are all calls if no trial confirmed what the layer computes.
     """
 
-    def __init__(self, parts: Parts, alike: Alike) -> None:
-        self.parts, self.alike = parts, alike
+    def __init__(self, parts: Parts, trials: Trials) -> None:
+        self.parts, self._trials = parts, trials
+        self.confirmed: Guess | None = None
         self.call = EncoderCall([parts], Wiring(parts.module))
         self._arguments = Arguments(parts.module)
 
+    def guess(self) -> Guess | None:
+        """What a trial confirmed; `None`: nothing."""
+        if self._trials.untried:
+            self._trials.run()
+        return self.confirmed
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         asked = self._arguments.read(args, kwargs)
-        if asked is not None and self.call.takes(asked[0]) and (guess := self.alike.guess()) is not None:
+        if asked is not None and self.call.takes(asked[0]) and (guess := self.guess()) is not None:
             found = self.call.answer(*asked, [guess])
             if found is not None:
                 return found
@@ -75,16 +78,19 @@ class EncoderLayer:
         """The module's own `forward`."""
         return type(self.parts.module).forward(self.parts.module, *args, **kwargs)
 
+    def __getstate__(self) -> dict[str, Any]:
+        self.guess()  # a copy of one layer is no copy of all
+        return self.__dict__
+
 
 def shorten_layers(model: nn.Module) -> None:
     """Let the layers of an encoder be computed at once where a trial will show that this is the same."""
-    found: dict[Any, Alike] = {}
+    trials = Trials()
     for module in _candidates(model):
         parts = _find_parts(module)
         if parts is not None:
-            alike = found.setdefault(outline(module), Alike())
-            module.__dict__["forward"] = layer = EncoderLayer(parts, alike)
-            alike.add(layer)
+            module.__dict__["forward"] = layer = EncoderLayer(parts, trials)
+            trials.untried.append(layer)
 
 
 def _candidates(model: nn.Module) -> list[nn.Module]:
