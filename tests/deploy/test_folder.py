@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import struct
@@ -137,6 +138,21 @@ def test_arrays_lie_in_the_mapped_file(fast: nn.Module, tmp_path: Path) -> None:
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_loading_leaves_garbage_collection_as_it_was(fast: nn.Module, tmp_path: Path, enabled: bool) -> None:
+    platon.save(fast, tmp_path / "fast")
+    try:
+        (gc.enable if enabled else gc.disable)()
+        platon.load(tmp_path / "fast")
+        assert gc.isenabled() == enabled
+        (tmp_path / "fast" / WEIGHTS).write_bytes(b"")
+        with pytest.raises(ValueError, match=r"damaged|changed|truncated|bytes"):
+            platon.load(tmp_path / "fast")
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable()
 
 
 def test_every_edited_byte_is_noticed(fast: nn.Module, tmp_path: Path) -> None:

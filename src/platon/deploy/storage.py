@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from platon.deploy import bitmask, rebuild, replacement, rounding, sentence, skeleton
+from platon.deploy.collection import paused_collection
 from platon.deploy.embedding import PackedEmbedding, packed_embeddings
 from platon.deploy.manifest import (
     CONFIG,
@@ -93,7 +94,7 @@ def load(folder: str | Path) -> Any:
 
 def _load(folder: Path) -> PreTrainedModel:
     manifest = read_manifest(folder)
-    with unchanged(manifest, folder):
+    with unchanged(manifest, folder), paused_collection():
         return _build(folder, manifest)
 
 
