@@ -18,6 +18,7 @@ SWEEPS = {
     "glue": "tasks.toml",
     "uncertainty": "seeds.toml",
     "time": "sweep.toml",
+    "full-size": "sweep.toml",
     "beside": "sweep.toml",
     "embeddings": "sweep.toml",
 }
