@@ -12,11 +12,11 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from platon.cli.importing import importing
 from platon.cli.method_names import UNPRUNED, method_names
 from platon.cli.model import measure_speed
 from platon.cli.option import RARE, with_settings
 from platon.cli.terminal import TrainingBar, console, errors, show_progress, show_warning
+from platon.deploy.collection import paused_collection
 from platon.lab.errors import UserError, nearest
 from platon.lab.folder import RunFolder
 from platon.lab.measure import Measure
@@ -76,7 +76,7 @@ def prune(
 
         resolved = settings_to_resume(folder, resolved)
     _check_early(resolved, RunFolder(folder), resume)
-    with importing():
+    with paused_collection():
         from platon.deploy.ship import ship
         from platon.deploy.shrink import shrink
         from platon.lab import process_group
