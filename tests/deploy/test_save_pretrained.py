@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import platon
 from platon.deploy import sparse_kernel
 from platon.deploy.layer import CsrLinear, SparseLinear
+from platon.deploy.place import place_of, swap
 from platon.deploy.storage import MANIFEST, WEIGHTS
 
 SMALL: dict[str, Any] = {
@@ -110,6 +111,24 @@ def test_threads_that_save_to_one_folder(model: nn.Module, tmp_path: Path) -> No
     assert errors == []
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert torch.equal(logits(platon.load(tmp_path / "model")), logits(model))
+
+
+def test_a_folder_that_is_being_replaced_is_not_taken_for_somebody_elses(tmp_path: Path) -> None:
+    """Whoever looks while others swap and remove sees a saved model, or none."""
+
+    def replace_often() -> None:
+        for number in range(500):
+            new = tmp_path / f"new{number}"
+            new.mkdir()
+            for name in ("a", "b", "c", MANIFEST):
+                (new / name).touch()
+            swap(new, tmp_path / "model")
+
+    thread = threading.Thread(target=replace_often)
+    thread.start()
+    while thread.is_alive():
+        assert place_of(tmp_path / "model") == tmp_path / "model"
+    thread.join()
 
 
 def test_a_folder_of_a_trainer_is_not_replaced(compacted: nn.Module, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fnmatch
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -22,12 +23,33 @@ def place_of(folder: Path) -> Path:
         raise ValueError(f"{str(folder)!r} cannot be followed ({error}); choose another folder") from None
     if Path.cwd().is_relative_to(place):
         raise ValueError(f"{str(folder)!r} is the current folder or holds it, so it is not replaced; name a new folder")
-    if not place.exists():
+    try:
+        names = _names(place)
+    except FileNotFoundError:
         return place
-    known = place.is_dir() and ((place / MANIFEST).exists() or not any(place.iterdir()))
-    if not known or any(next(place.glob(pattern), None) for pattern in _TRAINING):
-        raise ValueError(f"{str(folder)!r} holds something else than a saved model; choose another folder")
+    except NotADirectoryError:
+        raise _foreign(folder) from None
+    known = MANIFEST in names or not names
+    if not known or any(fnmatch.filter(names, pattern) for pattern in _TRAINING):
+        raise _foreign(folder)
     return place
+
+
+def _foreign(folder: Path) -> ValueError:
+    return ValueError(f"{str(folder)!r} holds something else than a saved model; choose another folder")
+
+
+def _names(place: Path) -> list[str]:
+    """What is in a folder that another thread or process may replace meanwhile.
+
+    It then removes the folder that was opened here, and half of its files would look like somebody else's: look again.
+    """
+    while True:
+        before = place.stat()
+        names = [path.name for path in place.iterdir()]
+        after = place.stat()
+        if (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns):
+            return names
 
 
 def swap(new: Path, folder: Path) -> None:
