@@ -76,6 +76,7 @@ class Forked:
                 # pytest's own do not write to these numbers
                 sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, closefd=False) for number in (1, 2))
             os.environ.update(environment)
+            _forget_trainings()
             if ranks:
                 _watch(words, ranks)
             else:
@@ -94,6 +95,14 @@ class Forked:
         self.process.join(PATIENCE)
         assert self.returncode is not None, "it hangs"
         return self.returncode
+
+
+def _forget_trainings() -> None:
+    """Undo what a Trainer of an earlier test has noted for this process: that it is one alone, and no rank."""
+    if "accelerate" in sys.modules:
+        from accelerate.state import AcceleratorState
+
+        AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def _interpret(words: Sequence[str]) -> None:
