@@ -123,3 +123,16 @@ def test_loss_or_metric_is_decided_for_each_task(tmp_path: Path, make_record: Ma
     append_history(once, {"step": 50, "eval_validation_matthews": 0.2})
     charts = {chart.name: chart.y for chart in make_report(read_runs(tmp_path)).charts.lines}
     assert charts == {"training-rte-20": "accuracy, %", "training-cola-20": "loss"}
+
+
+def test_a_loss_with_a_teacher_has_a_chart_of_its_own(tmp_path: Path, make_record: Make, make_run: Make) -> None:
+    """The distance to the teacher is part of it, so one axis would flatten the others."""
+    taught = {"teacher": "dense", "distil_weight": 0.9, "temperature": 2.0, "hidden_weight": 10.0}
+    for name, settings in (("alone", {}), ("taught", taught)):
+        folder = make_run(tmp_path / name, make_record("cola", "platon", 0.2, 0, 20.0, **settings))
+        (folder / "history.jsonl").unlink()
+        for step in range(10, 60, 10):
+            append_history(folder, {"step": step, "loss": 1 / step})
+    charts = make_report(read_runs(tmp_path)).charts.lines
+    rows = {chart.name: [line.name for line in chart.lines] for chart in charts}
+    assert rows == {"training-cola-20": ["PLATON"], "training-taught-cola-20": ["PLATON + KD"]}

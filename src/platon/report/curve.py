@@ -124,5 +124,14 @@ def training(runs: Sequence[Run]) -> list[Chart]:
         here = [run for run in runs if run.task == task]
         metric = here[0].headline
         evaluated = per_step(here, "training", f"{metric.name} while training", metric.label, _evaluations)
-        charts += evaluated or per_step(here, "training", "loss while training", "loss", _losses)
+        charts += evaluated or _loss_charts(here)
     return charts
+
+
+def _loss_charts(runs: Sequence[Run]) -> list[Chart]:
+    """Rows with a teacher have a chart of their own: the distance to the teacher is part of their loss."""
+    alone, taught = ([run for run in runs if run.has_teacher is one] for one in (False, True))
+    return [
+        *per_step(alone, "training", "loss while training", "loss", _losses),
+        *per_step(taught, "training-taught", "loss with a teacher while training", "loss", _losses),
+    ]
