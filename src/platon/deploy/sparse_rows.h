@@ -1,17 +1,18 @@
 /* One tile of tokens times one row block, for one vector width; included by sparse_level.h. */
 
-/* The non-zeros of a row; CHAINS independent sums hide the latency of an addition where WIDE vectors are too few. The
-   last ones are left. */
+/* The non-zeros of a row from `at` to `end`; CHAINS independent sums hide the latency of an addition. The last ones are
+   left. */
 #define BY_CHAINS(ONE, WIDE, CHAINS)                                                                                  \
-    for (; end - value >= CHAINS; value += CHAINS, column += CHAINS)                                                  \
+    for (; at + CHAINS <= end; at += CHAINS)                                                                          \
         UNROLL for (int c = 0; c < CHAINS; c++) {                                                                     \
-            const ONE *tokens = (const ONE *)(here + (size_t)column[c] * lanes);                                      \
-            float weight = value[c];                                                                                  \
+            const ONE *tokens = (const ONE *)(here + (size_t)m->columns[at + c] * lanes);                             \
+            float weight = m->values[at + c];                                                                         \
             UNROLL for (int v = 0; v < WIDE; v++) total[c][v] += weight * tokens[v];                                  \
         }
 
 /* The same, four at a time. On x86 the kernel is bound by its loads: those of tokens, weights and columns. So four weights
-   take one load: they are in every 128 bits of a vector, from which one of them is spread without another load. */
+   take one load, and four columns another: weights are in every 128 bits of a vector, from which one of them is spread
+   without another load. The empty assembler statement keeps GCC from computing the address of each vector anew. */
 #if VECTOR == 16 && !defined(LOWERED)
 #define LOAD_FOUR(weights) (VEC) _mm512_broadcast_f32x4(_mm_loadu_ps(weights))
 #define SPREAD(four, c) (VEC) _mm512_permute_ps((__m512)(four), 0x55 * (c))
@@ -20,73 +21,90 @@
 #define SPREAD(four, c) (VEC) _mm256_permute_ps((__m256)(four), 0x55 * (c))
 #endif
 #ifdef SPREAD
-#define ADD_SPREAD(c)                                                                                                 \
-    UNROLL for (int v = 0; v < wide; v++) total[0][v] +=                                                              \
-        SPREAD(four, c) * ((const VEC *)(here + (size_t)(columns >> 8 * (c) & 255) * lanes))[v];
+#define ADD_SPREAD(c, chain)                                                                                          \
+    {                                                                                                                 \
+        size_t offset = (columns >> 8 * (c) & 255) * lanes * sizeof(float);                                           \
+        __asm__("" : "+r"(offset));                                                                                   \
+        const VEC *tokens = (const VEC *)((const char *)here + offset);                                               \
+        UNROLL for (int v = 0; v < wide; v++) total[chain][v] += SPREAD(four, c) * tokens[v];                         \
+    }
 #define BY_FOUR(ONE, WIDE, CHAINS)                                                                                    \
-    for (; end - value >= 4; value += 4, column += 4) {                                                               \
+    for (; at + 4 <= end; at += 4) {                                                                                  \
         const int wide = WIDE;                                                                                        \
-        VEC four = LOAD_FOUR(value);                                                                                  \
-        uint32_t columns = column[0] | column[1] << 8 | column[2] << 16 | (uint32_t)column[3] << 24;                  \
-        ADD_SPREAD(0) ADD_SPREAD(1) ADD_SPREAD(2) ADD_SPREAD(3)                                                       \
+        VEC four = LOAD_FOUR(m->values + at);                                                                         \
+        uint32_t columns;                                                                                             \
+        memcpy(&columns, m->columns + at, 4);                                                                         \
+        ADD_SPREAD(0, 0) ADD_SPREAD(1, 1 % CHAINS) ADD_SPREAD(2, 0) ADD_SPREAD(3, 1 % CHAINS)                         \
     }
 #else
 #define BY_FOUR BY_CHAINS
 #endif
 
+/* Non-zeros come from memory once for each tile. The processor's own prefetching stops where a page ends, so those that are
+   read some rows later are asked for here. */
+#define ASK_FOR(address) __builtin_prefetch((const void *)((uintptr_t)(address) + AHEAD * sizeof *(address)))
+#define PREFETCH(value, column) ASK_FOR(value), ASK_FOR((value) + LANES), ASK_FOR(column)
+
 /* The sums of a row, WIDE vectors of tokens, stay in registers while its non-zeros are read. Rows without
-   non-zeros are the last of a panel; they cost nothing but their bias. */
-#define ROWS(NAME_, ONE, WIDE, CHAINS, LOOP)                                                                          \
-    TARGET APART static void NAME_(const struct matrix *m, int64_t block, const float *tile, float *sums) {           \
+   non-zeros are the last of a panel; they cost nothing but their bias, with which the rows of the first panel begin. */
+#define ROWS(KIND, ONE, WIDE, CHAINS, LOOP)                                                                           \
+    TARGET INLINE static int64_t NAME(panel_of_##KIND)(const struct matrix *m, const uint16_t *count, int64_t at,     \
+                                                        int64_t last, const float *here, const float *bias,           \
+                                                        int64_t biases, float *sums, const int is_first) {            \
         const int64_t lanes = WIDE * sizeof(ONE) / sizeof(float);                                                     \
-        const float *value = m->values + m->starts[block];                                                            \
-        const uint8_t *column = m->columns + m->starts[block];                                                        \
-        const uint16_t *count = m->counts + block * m->panels * ROW_BLOCK;                                            \
-        const float *last = m->values + m->starts[block + 1];                                                         \
-        int64_t first_row = block * ROW_BLOCK;                                                                        \
-        for (int64_t panel = 0; panel < m->panels; panel++, count += ROW_BLOCK) {                                     \
-            const float *here = tile + panel * m->width * lanes;                                                      \
-            for (int64_t i = 0; i < ROW_BLOCK; i++) {                                                                 \
-                int64_t row = count[i] % ROW_BLOCK, length = count[i] / ROW_BLOCK, left = last - value;               \
-                if (panel && !length)                                                                                 \
-                    break;                                                                                            \
-                ONE *sum = (ONE *)(sums + row * lanes);                                                               \
-                ONE total[CHAINS][WIDE];                                                                              \
-                float start = panel == 0 && m->bias && first_row + row < m->rows ? m->bias[first_row + row] : 0.0f;   \
-                UNROLL for (int v = 0; v < WIDE; v++) {                                                               \
-                    if (panel)                                                                                        \
-                        total[0][v] = sum[v];                                                                         \
-                    else                                                                                              \
-                        total[0][v] = (ONE){0} + start;                                                               \
-                }                                                                                                     \
-                UNROLL for (int c = 1; c < CHAINS; c++) UNROLL for (int v = 0; v < WIDE; v++) total[c][v] = (ONE){0}; \
-                const float *end = value + (length < left ? length : left);                                           \
-                LOOP(ONE, WIDE, CHAINS)                                                                               \
-                for (; value < end; value++, column++) {                                                              \
-                    const ONE *tokens = (const ONE *)(here + (size_t)*column * lanes);                                \
-                    float weight = *value;                                                                            \
-                    UNROLL for (int v = 0; v < WIDE; v++) total[0][v] += weight * tokens[v];                          \
-                }                                                                                                     \
-                UNROLL for (int c = 1; c < CHAINS; c++)                                                               \
-                    UNROLL for (int v = 0; v < WIDE; v++) total[0][v] += total[c][v];                                 \
-                UNROLL for (int v = 0; v < WIDE; v++) sum[v] = total[0][v];                                           \
+        for (int i = 0; i < ROW_BLOCK; i++) {                                                                         \
+            int64_t row = count[i] % ROW_BLOCK, length = count[i] / ROW_BLOCK, left = last - at;                      \
+            int64_t end = at + (length < left ? length : left);                                                       \
+            if (!is_first && !length)                                                                                 \
+                break;                                                                                                \
+            ONE *sum = (ONE *)(sums + row * lanes);                                                                   \
+            ONE total[CHAINS][WIDE];                                                                                  \
+            float start = is_first && row < biases ? bias[row] : 0.0f;                                                \
+            UNROLL for (int v = 0; v < WIDE; v++)                                                                     \
+                if (is_first)                                                                                         \
+                    total[0][v] = (ONE){0} + start;                                                                   \
+                else                                                                                                  \
+                    total[0][v] = sum[v];                                                                             \
+            UNROLL for (int c = 1; c < CHAINS; c++) UNROLL for (int v = 0; v < WIDE; v++) total[c][v] = (ONE){0};     \
+            PREFETCH(m->values + at, m->columns + at);                                                                \
+            LOOP(ONE, WIDE, CHAINS)                                                                                   \
+            for (; at < end; at++) {                                                                                  \
+                const ONE *tokens = (const ONE *)(here + (size_t)m->columns[at] * lanes);                             \
+                float weight = m->values[at];                                                                         \
+                UNROLL for (int v = 0; v < WIDE; v++) total[0][v] += weight * tokens[v];                              \
             }                                                                                                         \
+            UNROLL for (int c = 1; c < CHAINS; c++) UNROLL for (int v = 0; v < WIDE; v++) total[0][v] += total[c][v]; \
+            UNROLL for (int v = 0; v < WIDE; v++) sum[v] = total[0][v];                                               \
+        }                                                                                                             \
+        return at;                                                                                                    \
+    }                                                                                                                 \
+    TARGET APART static void NAME(KIND)(const struct matrix *given, int64_t block, const float *tile, float *sums) {  \
+        const struct matrix copied = *given, *m = &copied; /* no store can change it: it stays in registers */        \
+        const uint16_t *count = m->counts + block * m->panels * ROW_BLOCK;                                            \
+        int64_t at = m->starts[block], last = m->starts[block + 1], first_row = block * ROW_BLOCK;                    \
+        const float *bias = m->bias ? m->bias + first_row : NULL;                                                     \
+        int64_t biases = m->bias ? m->rows - first_row : 0;                                                           \
+        at = NAME(panel_of_##KIND)(m, count, at, last, tile, bias, biases, sums, 1);                                  \
+        for (int64_t panel = 1; panel < m->panels; panel++) {                                                         \
+            tile += m->width * WIDE * sizeof(ONE) / sizeof(float);                                                    \
+            count += ROW_BLOCK;                                                                                       \
+            at = NAME(panel_of_##KIND)(m, count, at, last, tile, NULL, 0, sums, 0);                                   \
         }                                                                                                             \
     }
 
 #if VECTOR == 16 && !defined(__clang__) && !defined(LOWERED)
 #include "sparse_token.h"
 #else
-ROWS(NAME(rows_of_one_token), float, 1, 8, BY_CHAINS)
+ROWS(rows_of_one_token, float, 1, 8, BY_CHAINS)
 #endif
-ROWS(NAME(rows1), VEC, 1, 4, BY_CHAINS)
-ROWS(NAME(rows2), VEC, 2, 2, BY_CHAINS)
-ROWS(NAME(rows4), VEC, 4, 1, BY_FOUR)
+ROWS(rows1, VEC, 1, 4, BY_CHAINS)
+ROWS(rows2, VEC, 2, 2, BY_CHAINS)
+ROWS(rows4, VEC, 4, 2, BY_FOUR)
 #if MOST >= 8
-ROWS(NAME(rows8), VEC, 8, 1, BY_FOUR)
+ROWS(rows8, VEC, 8, 1, BY_FOUR)
 #endif
 #if MOST == 16
-ROWS(NAME(rows16), VEC, 16, 1, BY_FOUR)
+ROWS(rows16, VEC, 16, 1, BY_FOUR)
 #endif
 
 /* A row block whose rows are all empty: its biases. */
@@ -137,3 +155,5 @@ TARGET static void NAME(compute)(const struct matrix *m, int64_t block, int64_t 
 #undef ADD_SPREAD
 #undef SPREAD
 #undef LOAD_FOUR
+#undef ASK_FOR
+#undef PREFETCH

@@ -44,6 +44,7 @@ TARGET APART static void NAME(rows_of_one_token)(const struct matrix *m, int64_t
                 break;
             const float *end = value + (length < left ? length : left);
             float sum = 0;
+            PREFETCH(value, column);
             /* Half more than the span of 16 non-zeros on average, so that there is mostly no second step. */
             if (24 * m->width <= SPAN * length) {
                 VEC total = {0};
