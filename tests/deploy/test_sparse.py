@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -539,6 +540,15 @@ def test_the_kernel_can_be_named_or_turned_off(tmp_path: Path) -> None:
     assert off == "PLATON_KERNEL is empty, which turns the compiled kernel off"
     (tmp_path / "bad.so").write_text("not a library")
     assert "does not load" in find_in_a_process(PLATON_KERNEL=str(tmp_path / "bad.so"))
+
+
+@needs_kernel
+def test_a_kernel_named_without_a_folder_is_a_file_here(tmp_path: Path) -> None:
+    found = sparse_kernel.find()
+    assert isinstance(found, sparse_kernel.SparseKernel)
+    shutil.copy(found.path, tmp_path / "kernel.so")
+    script = f"import os\nos.chdir({str(tmp_path)!r})\nfrom platon.deploy.sparse_kernel import find\nprint(find().path)"
+    assert in_a_process(script, PLATON_KERNEL="kernel.so") == "kernel.so"
 
 
 @needs_kernel
