@@ -118,6 +118,18 @@ def test_a_choice_left_to_the_method_goes_unsaid(tmp_path: Path, make_record: Ma
     assert {run.row for run in read_runs(tmp_path)} == {"Magnitude", "Magnitude (scope matrix)"}
 
 
+def test_a_learning_rate_that_goes_with_the_variant_goes_unsaid(
+    tmp_path: Path, make_record: Make, make_run: Make
+) -> None:
+    make_run(tmp_path / "a", make_record("rte", "magnitude", 0.2, 0, 60.0, scope=None, learning_rate=2e-4))
+    make_run(tmp_path / "b", make_record("rte", "magnitude", 0.2, 0, 61.0, scope="matrix", learning_rate=4e-4))
+    found = read_runs(tmp_path)
+    assert {run.row for run in found} == {"Magnitude", "Magnitude (scope matrix)"}
+    assert "rows of Magnitude differ in learning_rate as well" in found.notes
+    make_run(tmp_path / "c", make_record("rte", "magnitude", 0.2, 0, 62.0, scope="matrix", learning_rate=2e-4))
+    assert len({run.row for run in read_runs(tmp_path)}) == 3
+
+
 def test_a_setting_that_goes_with_the_seed_is_no_average(tmp_path: Path, make_record: Make, make_run: Make) -> None:
     """Seed 0 with one β, seed 1 with another: two rows, not a mean of both."""
     for seed, beta in enumerate((0.85, 0.95)):

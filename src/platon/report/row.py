@@ -19,8 +19,12 @@ def assign_rows(runs: list[Run]) -> tuple[list[Run], list[str]]:
     for run in runs:
         by_share[run.title, run.task, run.setting("keep") if run.has_share else None].append(run)
     differing: dict[str, set[str]] = defaultdict(set)
+    following: dict[str, set[str]] = defaultdict(set)
     for (title, _, _), found in by_share.items():
-        differing[title] |= _differing(found)
+        names = _differing(found)
+        unnamed = _following(found, names)
+        differing[title] |= names - unnamed
+        following[title] |= unnamed
     usual = {title: _usual([run for run in runs if run.title == title], names) for title, names in differing.items()}
     assigned = []
     for (title, _, keep), found in by_share.items():
@@ -35,6 +39,10 @@ def assign_rows(runs: list[Run]) -> tuple[list[Run], list[str]]:
         for title, values in usual.items()
         if values
     ]
+    for title, names in following.items():
+        unnamed = names - differing[title]
+        if unnamed:
+            notes.append(f"rows of {title} differ in {', '.join(sorted(unnamed))} as well")
     return assigned, notes
 
 
@@ -49,6 +57,16 @@ def _differing(runs: list[Run]) -> set[str]:
     names = {name for one in settings for name in one} - _IN_TITLE
     found = {name for name in names if len({json.dumps(one.get(name)) for one in settings}) > 1}
     return {name for name in found if name not in ("model", "teacher") or not _goes_with_the_seed(runs, name)}
+
+
+def _following(runs: list[Run], differing: set[str]) -> set[str]:
+    """Settings of the training whose value follows from the method's own, as a learning rate chosen for each."""
+    own = differing.intersection(*(run.record["method_settings"] for run in runs))
+
+    def variants(names: set[str]) -> int:
+        return len({json.dumps([run.relevant().get(name) for name in sorted(names)]) for run in runs})
+
+    return {name for name in differing - own if own and variants(own | {name}) == variants(own)}
 
 
 def _goes_with_the_seed(runs: list[Run], name: str) -> bool:
