@@ -124,6 +124,19 @@ def test_all_shapes_and_the_metric_of_each_engine(folders: dict[str, Path], cloc
     assert any(line.startswith("fake, dense: 0.0") and line.endswith(" MB, accuracy 0.5") for line in lines)
 
 
+def test_an_engine_answers_in_its_own_precision(folders: dict[str, Path]) -> None:
+    """A run in bf16 is evaluated in bf16, which sparse layers refuse and no engine is timed in."""
+    seen: list[torch.dtype] = []
+
+    def metric(model: Any) -> dict[str, dict[str, float]]:
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            seen.append(model(**TOKENS)["logits"].dtype)
+        return {"validation": {"accuracy": 0.5}}
+
+    measure(folders, TOKENS, Setting(("sparse",), (2,), (5,), rounds=1), metric)
+    assert seen == [torch.bfloat16, torch.float32]
+
+
 def test_who_takes_part() -> None:
     """Engines that gain nothing from zeros get the pruned model only if its matrices are smaller."""
     engines = ("eager", "sparse", "onnx-int8")

@@ -168,7 +168,9 @@ class _Answers(nn.Module):
         self.call, self.config, self.main_input_name = call, model.config, model.main_input_name
 
     def forward(self, **batch: Tensor) -> dict[str, Tensor]:
-        found = self.call({name: tensor for name, tensor in batch.items() if name not in onnx.LABELS})
+        # A run in mixed precision is evaluated in it; an engine computes in its own, as it does where it is timed.
+        with torch.autocast("cpu", enabled=False):
+            found = self.call({name: tensor for name, tensor in batch.items() if name not in onnx.LABELS})
         return {"loss": torch.zeros(()), **{name: one for name, one in found.items() if isinstance(one, Tensor)}}
 
 
