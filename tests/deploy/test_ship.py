@@ -109,6 +109,19 @@ def test_the_fast_model_of_a_run_in_bf16_is_measured_in_float32(tmp_path: Path) 
     assert again["validation"] == record["fast"]["results"]["validation"], "platon eval and speed, too"
 
 
+def test_a_model_is_as_it_was_after_it_was_measured_in_bf16(tmp_path: Path) -> None:
+    """`platon speed` times and exports the models that it has measured."""
+    prune(resolve(flags={**TINY, "precision": "bf16", "fast": False}), tmp_path / "run")
+    opened = reopen(tmp_path / "run")
+    model, batch = opened.prepared.build(), opened.prepared.batch()
+    with torch.no_grad():
+        want = model(**batch).logits
+        own = vars(model).keys()
+        opened.measure(model)
+        assert vars(model).keys() == own
+        assert torch.equal(model(**batch).logits, want)
+
+
 def test_what_cannot_be_shipped_costs_no_run(tmp_path: Path) -> None:
     def refused(*words: Any) -> dict[str, Any]:
         raise ValueError("the smaller model differs from the pruned one: logits by 1")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -91,12 +92,28 @@ def _evaluation(settings: Settings, prepared: Prepared) -> Callable[[Any], Resul
 
     def measure(model: Any) -> Results:
         model = prepared.adapt(model)
-        with tempfile.TemporaryDirectory() as place:
+        with tempfile.TemporaryDirectory() as place, _unchanged(model):
             arguments = evaluation_arguments(settings, prepared, Path(place), model)
             trainer = LabTrainer(settings, no_training, prepared, model=model, args=arguments)
             return trainer.measure(prepared.evaluation | prepared.test)
 
     return measure
+
+
+@contextlib.contextmanager
+def _unchanged(model: Any) -> Iterator[None]:
+    """Undo what accelerate does to a model that is evaluated in mixed precision.
+
+    It sets a `forward` that computes in that precision, in which the model would be timed and exported from then on.
+    """
+    names = ("forward", "_original_forward")
+    before = {name: vars(model)[name] for name in names if name in vars(model)}
+    try:
+        yield
+    finally:
+        for name in names:
+            vars(model).pop(name, None)
+        vars(model).update(before)
 
 
 def _check_fit(source: Source, task: str, prepared: Prepared) -> None:
