@@ -176,7 +176,7 @@ class _Answers(nn.Module):
 
 def _metric(metric: Callable[[nn.Module], Any], one: Contender, call: Call, model: nn.Module) -> Any:
     """Measured through the engine; of `compile` through the model, for it would compile every shape."""
-    return metric(model if one.engine in ("eager", "compile") else _Answers(call, model))
+    return metric(_Answers((lambda batch: model(**batch)) if one.engine == "compile" else call, model))
 
 
 def _told(metrics: Any) -> str:
