@@ -149,7 +149,7 @@ def _show_rounding(source: Source, target: Path, task: str | None, data: Path | 
     from platon.deploy.loading import opened
     from platon.lab.finished import open_source
 
-    measure = open_source(source, task, data).measure
+    measure = open_source(source, task, data, in_float32=True).measure
     before, after = (measure(opened(folder)) for folder in (source.folder, target))
     for split, metrics in after.items():
         for metric, value in metrics.items():
@@ -245,7 +245,8 @@ def measure_speed(
         if source.run is not None or task is not None:
             from platon.lab.finished import open_source
 
-            _, prepared, evaluate_model = open_source(source, task, data, eval_rows=None if metric else 8)
+            rows = None if metric else 8
+            _, prepared, evaluate_model = open_source(source, task, data, rows, in_float32=True)
             inputs = prepared.batch(rows=64)
         found = deployment.measure(
             source.form("compact", "sparse"),

@@ -34,7 +34,7 @@
 #define MOST_THREADS 256
 #define MOST_MATRICES 8 /* in one call */
 #define QUERIES 6       /* that attention computes together */
-#define AHEAD 512       /* non-zeros from those that are computed to those that are loaded into the first cache */
+#define AHEAD 512       /* how many non-zeros before its use one is prefetched */
 #define LANES 16        /* in the widest vector: attention pads keys and features to as many */
 enum { NONE, GELU, GELU_TANH, RELU };
 #define LOG2E 1.44269504f

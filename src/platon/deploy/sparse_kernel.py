@@ -44,7 +44,7 @@ class SparseKernel:
     """
 
     def __init__(self, path: Path) -> None:
-        library = ctypes.CDLL(str(path.absolute()))  # a name without a folder is looked up elsewhere
+        library = ctypes.CDLL(str(path.absolute()))  # a bare name would be searched for in the library folders
         library.platon_digest.restype = ctypes.c_char_p
         self.path = path
         self.digest: str = library.platon_digest().decode()

@@ -168,15 +168,13 @@ class _Answers(nn.Module):
         self.call, self.config, self.main_input_name = call, model.config, model.main_input_name
 
     def forward(self, **batch: Tensor) -> dict[str, Tensor]:
-        # A run in mixed precision is evaluated in it; an engine computes in its own, as it does where it is timed.
-        with torch.autocast("cpu", enabled=False):
-            found = self.call({name: tensor for name, tensor in batch.items() if name not in onnx.LABELS})
+        found = self.call({name: tensor for name, tensor in batch.items() if name not in onnx.LABELS})
         return {"loss": torch.zeros(()), **{name: one for name, one in found.items() if isinstance(one, Tensor)}}
 
 
 def _metric(metric: Callable[[nn.Module], Any], one: Contender, call: Call, model: nn.Module) -> Any:
     """Measured through the engine; of `compile` through the model, for it would compile every shape."""
-    return metric(_Answers((lambda batch: model(**batch)) if one.engine == "compile" else call, model))
+    return metric(model if one.engine in ("eager", "compile") else _Answers(call, model))
 
 
 def _told(metrics: Any) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,7 +56,12 @@ def reopen(folder: Path, data: Path | None = None, eval_rows: int | None = None)
 
 
 def open_source(
-    source: Source, task: str | None = None, data: Path | None = None, eval_rows: int | None = None, **columns: Any
+    source: Source,
+    task: str | None = None,
+    data: Path | None = None,
+    eval_rows: int | None = None,
+    in_float32: bool = False,
+    **columns: Any,
 ) -> Opened:
     """Open a model for a task.
 
@@ -66,6 +70,8 @@ def open_source(
         task: the task's name; a run knows its own.
         data: evaluate every row of this data; a run has its own, and some tasks are on the hub.
         eval_rows: prepare so many rows of each evaluation split only.
+        in_float32: not in the precision that the run was trained in. Mixed precision changes the `forward` of the model
+            that is evaluated, so this is for those who time or export the model next.
         columns: settings that name the columns of the data, such as `text_column`.
     """
     record = source.record if task is None else None
@@ -83,6 +89,8 @@ def open_source(
     prepared = tasks.find(settings.task).prepare(request)
     if record is None:
         _check_fit(source, settings.task, prepared)
+    if in_float32:
+        settings = replace(settings, precision="float32")
     return Opened(record, prepared, _evaluation(settings, prepared))
 
 
@@ -92,28 +100,12 @@ def _evaluation(settings: Settings, prepared: Prepared) -> Callable[[Any], Resul
 
     def measure(model: Any) -> Results:
         model = prepared.adapt(model)
-        with tempfile.TemporaryDirectory() as place, _unchanged(model):
+        with tempfile.TemporaryDirectory() as place:
             arguments = evaluation_arguments(settings, prepared, Path(place), model)
             trainer = LabTrainer(settings, no_training, prepared, model=model, args=arguments)
             return trainer.measure(prepared.evaluation | prepared.test)
 
     return measure
-
-
-@contextlib.contextmanager
-def _unchanged(model: Any) -> Iterator[None]:
-    """Undo what accelerate does to a model that is evaluated in mixed precision.
-
-    It sets a `forward` that computes in that precision, in which the model would be timed and exported from then on.
-    """
-    names = ("forward", "_original_forward")
-    before = {name: vars(model)[name] for name in names if name in vars(model)}
-    try:
-        yield
-    finally:
-        for name in names:
-            vars(model).pop(name, None)
-        vars(model).update(before)
 
 
 def _check_fit(source: Source, task: str, prepared: Prepared) -> None:
