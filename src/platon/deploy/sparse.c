@@ -35,6 +35,8 @@
 #define MOST_MATRICES 8 /* in one call */
 #define QUERIES 6       /* that attention computes together */
 #define AHEAD 512       /* how many non-zeros before its use one is prefetched */
+#define ABREAST 2       /* tiles that go through a matrix together */
+#define NEAR (1 << 17)  /* floats that the second-level cache holds beside other things */
 #define LANES 16        /* in the widest vector: attention pads keys and features to as many */
 enum { NONE, GELU, GELU_TANH, RELU };
 #define LOG2E 1.44269504f
@@ -204,6 +206,12 @@ static int64_t cost(const struct matrix *m, int64_t block) {
 static int64_t reach(const struct matrix *m, int64_t lanes) {
     int64_t columns = (m->panels - 1) * m->width + (lanes == 1 ? TOKEN_REACH : PANEL_REACH);
     return columns > m->columns_in ? columns : m->columns_in;
+}
+
+/* Tiles that go through a matrix together, row block by row block, so that a weight comes from memory once for all of
+   them: one if the second-level cache does not hold what more of them read. */
+static int64_t abreast(const struct matrix *m, int64_t lanes) {
+    return ABREAST * m->columns_in * lanes <= NEAR ? ABREAST : 1;
 }
 
 /* Whether a pointer is aligned for its elements and, unless the array is empty, not NULL. */

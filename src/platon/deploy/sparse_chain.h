@@ -7,6 +7,12 @@ struct sum {
     const struct norm *norm;
 };
 
+/* Some tokens on their way through the chain. */
+struct tile {
+    int64_t token, wide; /* the first one, and how many there is room for */
+    float *memory;
+};
+
 struct chain {
     struct matrix matrices[MOST_MATRICES];
     struct sum after[MOST_MATRICES];
@@ -17,54 +23,60 @@ struct chain {
     float *in_tiles;                    /* or NULL: instead of `added` and `out`, tiles that are read and written over */
     int64_t tile_stride;                /* floats from one of these to the next */
     int64_t lanes, tiles;               /* tokens in the widest tile, and tiles */
+    int64_t abreast;                    /* tiles that a thread takes at a time */
     int64_t place[MOST_MATRICES + 2];   /* of the input, of what each matrix makes and of `added` in the scratch memory */
-    int64_t floats;                     /* of one thread's scratch memory */
+    int64_t floats;                     /* of one tile's scratch memory */
     float *scratch;
     atomic_int arrived;
     atomic_llong taken;
-    int64_t token, wide; /* of the tile that all threads work on together, */
-    int step;            /* and its matrix */
+    struct tile tile; /* that all threads work on together, */
+    int step;         /* and its matrix */
 };
 
-/* What lies at a place of the chain for the tile that begins with `token`. */
-static float *at_place(const struct chain *c, int place, int64_t token, float *memory) {
+/* The tile that begins with `token`. */
+static struct tile tile_at(const struct chain *c, int64_t token, float *memory) {
+    return (struct tile){token, tile_width(c->level, c->tokens - token), memory};
+}
+
+/* What lies at a place of the chain for a tile. */
+static float *at_place(const struct chain *c, int place, struct tile t) {
     if (c->in_tiles && place >= c->count)
-        return c->in_tiles + token / widest(c->level) * c->tile_stride;
-    return memory + c->place[place];
+        return c->in_tiles + t.token / widest(c->level) * c->tile_stride;
+    return t.memory + c->place[place];
 }
 
-static void compute_block(const struct chain *c, int step, int64_t block, int64_t token, int64_t wide, float *memory) {
-    float *sums = at_place(c, step + 1, token, memory) + block * ROW_BLOCK * wide;
-    CALL(c->level, compute, (&c->matrices[step], block, wide, memory + c->place[step], sums));
+static void compute_block(const struct chain *c, int step, int64_t block, struct tile t) {
+    float *sums = at_place(c, step + 1, t) + block * ROW_BLOCK * t.wide;
+    CALL(c->level, compute, (&c->matrices[step], block, t.wide, t.memory + c->place[step], sums));
 }
 
-static void read_inputs(const struct chain *c, int64_t token, int64_t wide, float *memory) {
-    int64_t left = c->tokens - token;
+static void read_inputs(const struct chain *c, struct tile t) {
+    int64_t left = c->tokens - t.token;
     CALL(c->level, read_tile,
-         (c->x + token * c->x_stride, c->x_stride, left, c->matrices->columns_in, wide, memory + c->place[0]));
+         (c->x + t.token * c->x_stride, c->x_stride, left, c->matrices->columns_in, t.wide, t.memory + c->place[0]));
     if (c->added)
         CALL(c->level, read_tile,
-             (c->added + token * c->added_stride, c->added_stride, left, c->added_features, wide,
-              memory + c->place[c->count + 1]));
+             (c->added + t.token * c->added_stride, c->added_stride, left, c->added_features, t.wide,
+              t.memory + c->place[c->count + 1]));
 }
 
 /* The sum and the norm after a matrix. */
-static void finish_step(const struct chain *c, int step, int64_t token, int64_t wide, float *memory) {
+static void finish_step(const struct chain *c, int step, struct tile t) {
     int64_t rows = c->matrices[step].rows;
     const struct sum *sum = &c->after[step];
-    float *tile = at_place(c, step + 1, token, memory);
+    float *made = at_place(c, step + 1, t);
     if (sum->adds)
-        CALL(c->level, add_tile, (tile, at_place(c, sum->from, token, memory), rows * wide));
+        CALL(c->level, add_tile, (made, at_place(c, sum->from, t), rows * t.wide));
     if (sum->norm)
-        CALL(c->level, norm_tile, (tile, rows, wide, sum->norm));
+        CALL(c->level, norm_tile, (made, rows, t.wide, sum->norm));
 }
 
-static void write_output(const struct chain *c, int64_t token, int64_t wide, const float *memory) {
+static void write_output(const struct chain *c, struct tile t) {
     int64_t rows = c->in_tiles ? 0 : c->matrices[c->count - 1].rows;
     for (int64_t row = 0; row < rows; row += ROW_BLOCK)
         CALL(c->level, write_tile,
-             (memory + c->place[c->count] + row * wide, wide, c->tokens - token, rows - row, c->out + token * rows + row,
-              rows));
+             (t.memory + c->place[c->count] + row * t.wide, t.wide, c->tokens - t.token, rows - row,
+              c->out + t.token * rows + row, rows));
 }
 
 /* What a matrix reads behind the features that there are has to be numbers of ours, whatever the arrays contain. */
@@ -75,23 +87,37 @@ static void clear_ends(const struct chain *c, float *memory) {
     }
 }
 
+/* A matrix, and what follows it, for some tiles. */
+static void run_step(const struct chain *c, int step, const struct tile *tiles, int64_t count) {
+    int64_t together = abreast(&c->matrices[step], c->lanes);
+    for (int64_t first = 0; first < count; first += together)
+        for (int64_t block = 0; block < c->matrices[step].blocks; block++)
+            for (int64_t i = first; i < first + together && i < count; i++)
+                compute_block(c, step, block, tiles[i]);
+    for (int64_t i = 0; i < count; i++)
+        finish_step(c, step, tiles[i]);
+}
+
 /* Run by every thread, each with tiles of its own. */
 static void run_tiles(void *data) {
     struct chain *c = data;
     int self = atomic_fetch_add(&c->arrived, 1);
     if (self >= c->threads)
         return;
-    float *memory = c->scratch + self * c->floats;
-    clear_ends(c, memory);
-    for (int64_t tile; (tile = atomic_fetch_add(&c->taken, 1)) < c->tiles;) {
-        int64_t token = tile * widest(c->level), wide = tile_width(c->level, c->tokens - token);
-        read_inputs(c, token, wide, memory);
-        for (int step = 0; step < c->count; step++) {
-            for (int64_t block = 0; block < c->matrices[step].blocks; block++)
-                compute_block(c, step, block, token, wide, memory);
-            finish_step(c, step, token, wide, memory);
-        }
-        write_output(c, token, wide, memory);
+    float *memory = c->scratch + self * c->abreast * c->floats;
+    for (int64_t i = 0; i < c->abreast; i++)
+        clear_ends(c, memory + i * c->floats);
+    for (int64_t first; (first = atomic_fetch_add(&c->taken, c->abreast)) < c->tiles;) {
+        struct tile tiles[ABREAST];
+        int64_t count = 0;
+        for (; count < c->abreast && first + count < c->tiles; count++)
+            tiles[count] = tile_at(c, (first + count) * widest(c->level), memory + count * c->floats);
+        for (int64_t i = 0; i < count; i++)
+            read_inputs(c, tiles[i]);
+        for (int step = 0; step < c->count; step++)
+            run_step(c, step, tiles, count);
+        for (int64_t i = 0; i < count; i++)
+            write_output(c, tiles[i]);
     }
 }
 
@@ -99,20 +125,20 @@ static void run_tiles(void *data) {
 static void run_blocks(void *data) {
     struct chain *c = data;
     for (int64_t block; (block = atomic_fetch_add(&c->taken, 1)) < c->matrices[c->step].blocks;)
-        compute_block(c, c->step, block, c->token, c->wide, c->scratch);
+        compute_block(c, c->step, block, c->tile);
 }
 
 static void share_tiles(struct chain *c, parallel gomp_parallel) {
     clear_ends(c, c->scratch);
-    for (c->token = 0; c->token < c->tokens; c->token += widest(c->level)) {
-        c->wide = tile_width(c->level, c->tokens - c->token);
-        read_inputs(c, c->token, c->wide, c->scratch);
+    for (int64_t token = 0; token < c->tokens; token += widest(c->level)) {
+        c->tile = tile_at(c, token, c->scratch);
+        read_inputs(c, c->tile);
         for (c->step = 0; c->step < c->count; c->step++) {
             atomic_store(&c->taken, 0);
             gomp_parallel(run_blocks, c, (unsigned)c->threads, 0);
-            finish_step(c, c->step, c->token, c->wide, c->scratch);
+            finish_step(c, c->step, c->tile);
         }
-        write_output(c, c->token, c->wide, c->scratch);
+        write_output(c, c->tile);
     }
 }
 
@@ -137,7 +163,8 @@ static int run_chain(struct chain *c, int threads, parallel gomp_parallel) {
     c->threads = useful_threads(threads, gomp_parallel, products);
     /* With few tiles for many threads some would have nothing to do: then all of them share each tile. */
     int shared = c->tiles < 2 * c->threads && c->tiles % c->threads;
-    c->scratch = scratch(TILES, (size_t)(shared ? 1 : c->threads) * c->floats);
+    c->abreast = c->threads == 1 || c->tiles % (ABREAST * c->threads) == 0 ? ABREAST : 1;
+    c->scratch = scratch(TILES, (size_t)(shared ? 1 : c->threads * c->abreast) * c->floats);
     if (!c->scratch)
         return NO_MEMORY;
     if (shared)

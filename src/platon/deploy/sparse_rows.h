@@ -12,7 +12,10 @@
 
 /* The same, four at a time. On x86 the kernel is bound by its loads: those of tokens, weights and columns. So four weights
    take one load, and four columns another: weights are in every 128 bits of a vector, from which one of them is spread
-   without another load. The empty assembler statement keeps GCC from computing the address of each vector anew. */
+   without another load. A load waits until those before it are done, of which there are always some dozens, and only then is
+   the address of the next tokens known: so columns are loaded four non-zeros ahead, those of the next row `in_advance`.
+   The last row of a matrix has none behind it and is left. The empty assembler statements keep GCC from loading later, and
+   from computing the address of each vector anew. */
 #if VECTOR == 16 && !defined(LOWERED)
 #define LOAD_FOUR(weights) (VEC) _mm512_broadcast_f32x4(_mm_loadu_ps(weights))
 #define SPREAD(four, c) (VEC) _mm512_permute_ps((__m512)(four), 0x55 * (c))
@@ -20,6 +23,12 @@
 #define LOAD_FOUR(weights) (VEC) _mm256_broadcast_ps((const __m128 *)(weights))
 #define SPREAD(four, c) (VEC) _mm256_permute_ps((__m256)(four), 0x55 * (c))
 #endif
+TARGET INLINE static uint32_t NAME(four_columns)(const uint8_t *at) {
+    uint32_t four;
+    memcpy(&four, at, 4);
+    __asm__("" : "+r"(four));
+    return four;
+}
 #ifdef SPREAD
 #define ADD_SPREAD(c, chain)                                                                                          \
     {                                                                                                                 \
@@ -29,21 +38,26 @@
         UNROLL for (int v = 0; v < wide; v++) total[chain][v] += SPREAD(four, c) * tokens[v];                         \
     }
 #define BY_FOUR(ONE, WIDE, CHAINS)                                                                                    \
-    for (; at + 4 <= end; at += 4) {                                                                                  \
+    if (end + 4 <= count_of_all) {                                                                                    \
         const int wide = WIDE;                                                                                        \
-        VEC four = LOAD_FOUR(m->values + at);                                                                         \
-        uint32_t columns;                                                                                             \
-        memcpy(&columns, m->columns + at, 4);                                                                         \
-        ADD_SPREAD(0, 0) ADD_SPREAD(1, 1 % CHAINS) ADD_SPREAD(2, 0) ADD_SPREAD(3, 1 % CHAINS)                         \
+        uint32_t columns = in_advance;                                                                                \
+        in_advance = NAME(four_columns)(m->columns + end);                                                            \
+        for (; at + 4 <= end; at += 4) {                                                                              \
+            uint32_t next = NAME(four_columns)(m->columns + at + 4);                                                  \
+            VEC four = LOAD_FOUR(m->values + at);                                                                     \
+            ADD_SPREAD(0, 0) ADD_SPREAD(1, 1 % CHAINS) ADD_SPREAD(2, 0) ADD_SPREAD(3, 1 % CHAINS)                     \
+            columns = next;                                                                                           \
+        }                                                                                                             \
     }
 #else
 #define BY_FOUR BY_CHAINS
 #endif
 
 /* Non-zeros come from memory once for each tile. The processor's own prefetching stops where a page ends, so those that are
-   read some rows later are asked for here. */
+   read some rows later are asked for here: as many as most rows have. */
 #define ASK_FOR(address) __builtin_prefetch((const void *)((uintptr_t)(address) + AHEAD * sizeof *(address)))
-#define PREFETCH(value, column) ASK_FOR(value), ASK_FOR((value) + LANES), ASK_FOR(column)
+#define PREFETCH(value, column)                                                                                       \
+    ASK_FOR(value), ASK_FOR((value) + LANES), ASK_FOR((value) + 2 * LANES), ASK_FOR((value) + 3 * LANES), ASK_FOR(column)
 
 /* The sums of a row, WIDE vectors of tokens, stay in registers while its non-zeros are read. Rows without
    non-zeros are the last of a panel; they cost nothing but their bias, with which the rows of the first panel begin. */
@@ -51,9 +65,13 @@
     TARGET INLINE static int64_t NAME(panel_of_##KIND)(const struct matrix *m, const uint16_t *count, int64_t at,     \
                                                         int64_t last, const float *here, const float *bias,           \
                                                         int64_t biases, float *sums, const int is_first) {            \
-        const int64_t lanes = WIDE * sizeof(ONE) / sizeof(float);                                                     \
+        const int64_t lanes = WIDE * sizeof(ONE) / sizeof(float), count_of_all = m->starts[m->blocks];                \
+        uint32_t in_advance = at + 4 <= count_of_all ? NAME(four_columns)(m->columns + at) : 0, next_count = *count;  \
+        (void)in_advance; /* BY_CHAINS does without */                                                                \
         for (int i = 0; i < ROW_BLOCK; i++) {                                                                         \
-            int64_t row = count[i] % ROW_BLOCK, length = count[i] / ROW_BLOCK, left = last - at;                      \
+            int64_t row = next_count % ROW_BLOCK, length = next_count / ROW_BLOCK, left = last - at;                  \
+            next_count = count[i + 1 < ROW_BLOCK ? i + 1 : i];                                                        \
+            __asm__("" : "+r"(next_count));                                                                           \
             int64_t end = at + (length < left ? length : left);                                                       \
             if (!is_first && !length)                                                                                 \
                 break;                                                                                                \
@@ -98,7 +116,7 @@
 ROWS(rows_of_one_token, float, 1, 8, BY_CHAINS)
 #endif
 ROWS(rows1, VEC, 1, 4, BY_CHAINS)
-ROWS(rows2, VEC, 2, 2, BY_CHAINS)
+ROWS(rows2, VEC, 2, 2, BY_FOUR)
 ROWS(rows4, VEC, 4, 2, BY_FOUR)
 #if MOST >= 8
 ROWS(rows8, VEC, 8, 1, BY_FOUR)
