@@ -173,10 +173,11 @@ def test_packing_loses_nothing(rows: int, columns: int, density: float, width: i
 
 
 def test_a_part_is_at_most_a_byte_wide() -> None:
-    for columns in (0, 1, 191, 192, 193, 255, 257, 768, 3072, 5000):
-        width = panel_width(columns)
+    for columns, kept in itertools.product((0, 1, 191, 192, 193, 255, 257, 768, 3072, 5000), (0.0, 0.05, 0.1, 1.0)):
+        width = panel_width(columns, kept)
         assert 1 <= width <= WIDEST
         assert width * -(-columns // width) - columns < -(-columns // width) + 1, "parts are equally wide"
+    assert panel_width(3072, 0.05) > panel_width(3072, 0.1), "a row with few non-zeros is divided less"
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(768, 3072), (3072, 768), (768, 768), (384, 384), (1536, 384)])

@@ -313,4 +313,5 @@ static int useful_threads(int threads, parallel gomp_parallel, int64_t products)
 #include "sparse_side.h"
 #include "sparse_chain.h"
 #include "sparse_heads.h"
+#include "sparse_inward.h"
 #include "sparse_encoder.h"

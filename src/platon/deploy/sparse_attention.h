@@ -108,7 +108,8 @@ TARGET INLINE static void NAME(prefetch)(const struct heads *of, int64_t row, in
         __builtin_prefetch(data + i, 0, 2);
 }
 
-TARGET static void NAME(attend)(const struct attention *a, int64_t row, int64_t head, float *memory) {
+/* `out_token` floats lie between the outputs of two tokens. */
+TARGET static void NAME(attend)(const struct attention *a, int64_t row, int64_t head, int64_t out_token, float *memory) {
     const int64_t features = a->features, keys = a->keys, wide = padded(keys), deep = padded(a->value_features);
     float *key = memory, *value = key + features * wide, *scores = value + keys * deep, *mask = scores + QUERIES * wide;
     float *query = mask + QUERIES * wide, *out = query + QUERIES * features, sums[QUERIES];
@@ -139,7 +140,7 @@ TARGET static void NAME(attend)(const struct attention *a, int64_t row, int64_t 
         NAME(exponentials)(scores, wide, mask, a->mask_query ? wide : 0, sums);
         NAME(product)(scores, wide, value, deep, keys, out);
         for (int64_t q = 0; q < count; q++) {
-            float *to = a->out + ((row * a->queries + first + q) * a->heads + head) * a->value_features;
+            float *to = a->out + (row * a->queries + first + q) * out_token + head * a->value_features;
             float factor = sums[q] == 0 ? 0 : 1 / sums[q];
             for (int64_t i = 0; i < a->value_features; i++)
                 to[i] = out[q * deep + i] * factor;

@@ -28,12 +28,6 @@ struct encoding {
     atomic_llong taken;
 };
 
-/* The mask from one of its rows on. */
-static const void *mask_from(const struct attention *a, int64_t row) {
-    int64_t size = a->mask_kind == NUMBERS ? sizeof(float) : 1;
-    return a->mask_kind == NO_MASK ? NULL : (const char *)a->mask + row * a->mask_row * size;
-}
-
 static int64_t tile_count(int level, int64_t tokens) { return (tokens + widest(level) - 1) / widest(level); }
 
 /* Tokens to their tiles. What a matrix reads behind their features has to be numbers of ours. */
@@ -70,30 +64,43 @@ static int run_onward(const struct encoding *w, const float *attended, int64_t t
     return run_chain(&c, threads, gomp_parallel);
 }
 
+/* Queries, keys and values, all heads of one before the next one's, and then the attention of all heads; `q` is memory for
+   what the matrices make. */
+static int run_apart(const struct encoding *w, const struct inward *in, float *q, int threads, parallel gomp_parallel) {
+    struct attention a = in->attention;
+    int64_t made = a.heads * a.features, passed = a.heads * a.value_features;
+    float *k = q + in->tokens * made, *v = k + in->tokens * made, *outs[] = {q, k, v};
+    struct product p = {.outs = outs, .count = 3, .tokens = in->tokens, .level = in->level, .tiles = in->tiles,
+                        .tile_stride = in->tile_stride};
+    a.q = (struct heads){q, a.queries * made, a.features, made};
+    a.k = (struct heads){k, a.keys * made, a.features, made};
+    a.v = (struct heads){v, a.keys * passed, a.value_features, passed};
+    int failed = run_product(&p, w->encoder->inward, threads, gomp_parallel);
+    return failed ? failed : platon_attention(&a, threads, gomp_parallel, in->level);
+}
+
 /* The layer for `rows` rows from `first` on. */
 static int encode_rows(const struct encoding *w, int64_t first, int64_t rows, int threads, parallel gomp_parallel) {
     const struct encoder *e = w->encoder;
     int64_t tokens = w->tokens, count = rows * tokens, before = first * tokens * w->features;
     int64_t made = e->inward[0]->rows, passed = e->inward[2]->rows;
     float *tiles = w->tiles + first / w->together * tile_count(w->level, w->together * tokens) * w->tile_floats;
-    float *q = scratch(TENSORS, (size_t)(count * (2 * made + 2 * passed)));
-    if (!q)
+    struct inward in = {.attention = *w->seen, .tiles = tiles, .tile_stride = w->tile_floats, .tokens = count, .level = w->level};
+    struct attention *a = &in.attention;
+    a->mask = mask_from(w->seen, first, 0);
+    a->rows = rows, a->heads = e->heads, a->queries = a->keys = tokens;
+    a->features = made / e->heads, a->value_features = passed / e->heads, a->scale = 1.0f / sqrtf((float)a->features);
+    if (!accept_all(e->inward, 3, in.matrices))
+        return BAD_ARRAYS;
+    int useful = useful_inward(&in, threads, gomp_parallel);
+    float *attended = scratch(TENSORS, (size_t)(count * (useful ? passed : 2 * made + 2 * passed)));
+    if (!attended)
         return NO_MEMORY;
+    a->out = attended;
     if (w->x)
         read_tiles(w, w->x + before, count, tiles);
-    float *k = q + count * made, *v = k + count * made, *attended = v + count * passed, *outs[] = {q, k, v};
-    struct product p = {.outs = outs, .count = 3, .tokens = count, .level = w->level, .tiles = tiles,
-                        .tile_stride = w->tile_floats};
-    struct attention a = *w->seen;
-    int64_t own = made / e->heads, value_own = passed / e->heads;
-    a.q = (struct heads){q, tokens * made, own, made};
-    a.k = (struct heads){k, tokens * made, own, made};
-    a.v = (struct heads){v, tokens * passed, value_own, passed};
-    a.mask = mask_from(w->seen, first);
-    a.rows = rows, a.heads = e->heads, a.queries = a.keys = tokens, a.features = own, a.value_features = value_own;
-    a.out = attended, a.scale = 1.0f / sqrtf((float)own);
-    int failed = run_product(&p, e->inward, threads, gomp_parallel);
-    failed = failed ? failed : platon_attention(&a, threads, gomp_parallel, w->level);
+    int failed = useful ? run_inward(&in, useful, gomp_parallel)
+                        : run_apart(w, &in, attended + count * passed, threads, gomp_parallel);
     failed = failed ? failed : run_onward(w, attended, count, tiles, threads, gomp_parallel);
     if (!failed && w->result)
         write_tiles(w, tiles, count, w->result + before);

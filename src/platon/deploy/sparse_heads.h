@@ -16,9 +16,10 @@ static void run_heads(void *data) {
     if (self >= work->threads)
         return;
     const struct attention *a = work->attention;
+    int64_t out_token = a->heads * a->value_features;
     for (int64_t item; (item = atomic_fetch_add(&work->taken, work->together)) < a->rows * a->heads;)
         for (int64_t i = item; i < item + work->together; i++)
-            CALL(work->level, attend, (a, i / a->heads, i % a->heads, work->scratch + self * work->floats));
+            CALL(work->level, attend, (a, i / a->heads, i % a->heads, out_token, work->scratch + self * work->floats));
 }
 
 /* Whether all queries of a row see the same keys, as they do where a mask is for padding. */
@@ -34,20 +35,40 @@ static int is_same_for_queries(const struct attention *a) {
     return 1;
 }
 
+/* The mask from one of its rows and heads on. */
+static const void *mask_from(const struct attention *a, int64_t row, int64_t head) {
+    int64_t size = a->mask_kind == NUMBERS ? sizeof(float) : 1;
+    return a->mask_kind == NO_MASK ? NULL : (const char *)a->mask + (row * a->mask_row + head * a->mask_head) * size;
+}
+
+/* Scratch memory for one head, in floats. */
+static int64_t attention_floats(const struct attention *a) {
+    int64_t wide = padded(a->keys), deep = padded(a->value_features);
+    return padded(a->features * wide + a->keys * deep + QUERIES * (2 * wide + a->features + deep));
+}
+
+/* Multiplications of all heads. */
+static int64_t attention_cost(const struct attention *a) {
+    return a->rows * a->heads * a->queries * a->keys * (a->features + a->value_features);
+}
+
+/* Prepare what `attend` takes; 0: there is nothing that it could compute. */
+static int accept_attention(struct attention *a) {
+    if (a->rows <= 0 || a->heads <= 0 || a->queries <= 0 || a->keys <= 0 || a->features <= 0 || a->value_features <= 0)
+        return 0;
+    a->scale *= LOG2E;
+    if (a->mask_query && is_same_for_queries(a))
+        a->mask_query = 0;
+    return 1;
+}
+
 /* out = softmax(scale · q kᵀ + mask) v for every row and head; 0 where a query sees no key. */
 int platon_attention(const struct attention *given, int threads, parallel gomp_parallel, int level) {
     struct attention a = *given;
-    if (a.rows <= 0 || a.heads <= 0 || a.queries <= 0 || a.keys <= 0 || a.features <= 0 || a.value_features <= 0)
+    if (!accept_attention(&a))
         return BAD_ARRAYS;
-    a.scale *= LOG2E;
-    if (a.mask_query && is_same_for_queries(&a))
-        a.mask_query = 0;
-    int64_t wide = padded(a.keys), deep = padded(a.value_features);
-    struct attending work = {.attention = &a, .level = level};
-    work.floats = a.features * wide + a.keys * deep + QUERIES * (2 * wide + a.features + deep);
-    work.floats = (work.floats + 15) / 16 * 16;
-    int64_t products = a.rows * a.heads * a.queries * a.keys * (a.features + a.value_features);
-    work.threads = useful_threads(threads, gomp_parallel, products);
+    struct attending work = {.attention = &a, .level = level, .floats = attention_floats(&a)};
+    work.threads = useful_threads(threads, gomp_parallel, attention_cost(&a));
     /* The heads of a row share cache lines and each loads the next one's features, unless the rows are too few. */
     work.together = a.rows < 2 * work.threads ? 1 : a.heads;
     work.scratch = scratch(TILES, (size_t)work.threads * work.floats);

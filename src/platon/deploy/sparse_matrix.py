@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 ROW_BLOCK = 64  # as in sparse.c
 WIDEST = 256  # a column inside a panel is one byte
-_WANTED = 192
+_WANTED = 192  # columns of a panel
+_FEW = 0.08  # where fewer are kept, a row of a panel has so few non-zeros that what it costs itself counts
 
 _DTYPES = {"values": torch.float32, "columns": torch.uint8, "counts": torch.int16, "starts": torch.int64}
 
@@ -52,7 +53,7 @@ class SparseMatrix(NamedTuple):
 def from_dense(weight: Tensor, width: int | None = None) -> SparseMatrix:
     """The non-zeros of a matrix [rows, columns]."""
     rows, columns = weight.shape
-    width = width or panel_width(columns)
+    width = width or panel_width(columns, int(weight.count_nonzero()) / max(1, weight.numel()))
     blocks, panels = -(-rows // ROW_BLOCK), max(1, -(-columns // width))
     padded = F.pad(weight.detach().float(), (0, panels * width - columns, 0, blocks * ROW_BLOCK - rows))
     ordered = padded.view(blocks, ROW_BLOCK, panels, width).transpose(1, 2)
@@ -100,9 +101,14 @@ def coordinates(matrix: SparseMatrix) -> tuple[Tensor, Tensor]:
     return block * ROW_BLOCK + place % ROW_BLOCK, panel * matrix.width + matrix.columns.long()
 
 
-def panel_width(columns: int) -> int:
-    """Panels of equal width, at most 192 columns: narrow enough for the caches, few because each costs a row's sums."""
-    panels = max(1, -(-columns // _WANTED))
+def panel_width(columns: int, kept: float) -> int:
+    """Panels of equal width: narrow enough for the caches, wide because each costs a row's sums.
+
+    Args:
+        columns: of the matrix.
+        kept: the share of its weights that are not 0.
+    """
+    panels = max(1, -(-columns // (WIDEST if kept < _FEW else _WANTED)))
     return max(1, -(-columns // panels))
 
 
