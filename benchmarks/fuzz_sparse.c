@@ -346,13 +346,25 @@ static int attends_wrongly(int level) {
 
 #define IN_ENCODER 6 /* matrices, at most */
 
+/* In place of the OpenMP runtime: threads that run one after the other. */
+static void in_turn(void (*work)(void *), void *data, unsigned threads, unsigned flags) {
+    for (unsigned i = 0; i < threads + flags; i++)
+        work(data);
+}
+
+/* Features of a head: few, or as many as let the kernel divide the heads into groups. */
+static int64_t head_features(void) {
+    static const int64_t many[] = {16, 24, 32, 48, 64, 96, 128};
+    return draw(2) ? 1 + (int64_t)draw(20) : many[draw(7)];
+}
+
 /* Whether an encoder, whose layers are all the same, differs from its parts; one with a damaged matrix or norm only has to
    stay in bounds. */
 static int encodes_wrongly(int level) {
     struct attention a = {.rows = 1 + draw(10)};
-    a.heads = 1 + draw(3), a.queries = 1 + draw(40);
+    a.heads = 1 + draw(5), a.queries = 1 + draw(40);
     int64_t features = 1 + draw(80), tokens = a.rows * a.queries, between = 1 + draw(140);
-    int64_t made = a.heads * (1 + draw(20)), passed = a.heads * (1 + draw(20));
+    int64_t made = a.heads * head_features(), passed = draw(2) ? made : a.heads * head_features();
     int damaged = draw(8) != 0, count = 5 + (int)draw(2);
     int64_t sizes[][2] = {{made, features}, {made, features}, {passed, features}, {features, passed},
                           {count == 5 ? features : between, features}, {features, between}};
@@ -382,8 +394,8 @@ static int encodes_wrongly(int level) {
     if (count == 6)
         e.forward[1] = told_of[5];
     const struct encoder *same[] = {&e, &e, &e};
-    int depth = 1 + (int)draw(3);
-    int code = platon_encoder(same, depth, x.data, a.rows, a.queries, &a, result.data, 1, NULL, level);
+    int depth = 1 + (int)draw(3), threads = 1 + (int)draw(4);
+    int code = platon_encoder(same, depth, x.data, a.rows, a.queries, &a, result.data, threads, (void *)in_turn, level);
     int wrong = code == 1 || (!damaged && code);
     if (!damaged && !wrong) {
         struct array q = make(tokens * made * 4), k = make(tokens * made * 4), v = make(tokens * passed * 4);
