@@ -92,8 +92,8 @@ class EncoderCall:
             mask: of every layer; `None`: each token sees all of its row.
             guesses: of each layer.
         """
-        for parts in self._layers:
-            parts.inward[0].check(x)
+        linears = [parts.inward[0] for parts in self._layers]
+        next((one for one in linears if one.training), linears[0]).check(x)
         encoders = self._encoders(guesses)
         seen = None if mask is None else _seen(mask, x, {heads for _, heads in guesses})
         if encoders is None or (seen is None) != (mask is None):

@@ -35,15 +35,14 @@ class _OtherwiseError(Exception):
     """The module does not just pass the tokens on, or the kernel cannot compute these."""
 
 
-class _StandIn(nn.Module):
+class _StandIn:
     """Takes the place of one layer for a call. What else it is asked, the layer answers."""
 
     def __init__(self, stack: EncoderStack, place: int) -> None:
-        super().__init__()
-        self.__dict__.update(stack=stack, place=place, layer=stack.layers[place].parts.module)
+        self.stack, self.place, self.layer = stack, place, stack.layers[place].parts.module
         self.arguments = Arguments(self.layer)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         tokens, mask = self.arguments.read(args, kwargs) or (None, None)
         if not isinstance(tokens, _Tokens) or tokens.passed != self.place:
             raise _OtherwiseError
@@ -82,9 +81,9 @@ class EncoderStack:
         return type(self.module).forward(self.module, *args, **kwargs)
 
     @functools.cached_property
-    def _stand_ins(self) -> nn.ModuleList:
-        """Made at the first call: loading a model does not pay for them."""
-        return nn.ModuleList(_StandIn(self, place) for place in range(len(self.layers)))
+    def _stand_ins(self) -> list[_StandIn]:
+        """Made at the first call: loading a model does not pay for them. No modules, whose calls take as long again."""
+        return [_StandIn(self, place) for place in range(len(self.layers))]
 
     def _is_plain(self) -> bool:
         """Whether the module still has these layers, in their order, and nobody waits for what goes through them."""
