@@ -46,10 +46,14 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 @levels
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize(("rows", "tokens"), BATCHES)
+@pytest.mark.parametrize(("heads", "own", "value_own"), [(4, 10, 8), (9, 16, 32), (8, 64, 64)])  # 1, 3 and 8 groups
 @torch.no_grad()
-def test_the_same_bits_as_its_parts(level: int, threads: int, rows: int, tokens: int) -> None:
+def test_the_same_bits_as_its_parts(
+    level: int, threads: int, rows: int, tokens: int, heads: int, own: int, value_own: int
+) -> None:
     random = torch.Generator().manual_seed(0)
-    shapes = [(40, 24), (40, 24), (32, 24), (24, 32), (70, 24), (24, 70)]
+    made, passed = heads * own, heads * value_own
+    shapes = [(made, 24), (made, 24), (passed, 24), (24, passed), (70, 24), (24, 70)]
     matrices = [torch.randn(*shape, generator=random) * (torch.rand(shape, generator=random) < 0.3) for shape in shapes]
     layers = [SparseLinear(weight, torch.randn(len(weight), generator=random)) for weight in matrices]
     norms = [nn.LayerNorm(24), nn.LayerNorm(24)]
@@ -57,14 +61,14 @@ def test_the_same_bits_as_its_parts(level: int, threads: int, rows: int, tokens:
         nn.init.normal_(norm.weight, generator=random)
     packed = [layer.packed() for layer in layers]
     pointers = list(map(ctypes.pointer, packed))
-    encoder = Encoder((*pointers[:3],), pointers[3], (*pointers[4:],), 2, 4, *map(Affine.of, norms))
+    encoder = Encoder((*pointers[:3],), pointers[3], (*pointers[4:],), 2, heads, *map(Affine.of, norms))
     x = torch.randn(rows, tokens, 24, generator=random)
-    seen = torch.rand(rows, 1, tokens, tokens, generator=random)
+    seen = torch.rand(rows, heads, tokens, tokens, generator=random)
     kernel = at(level)
-    for mask in (None, (seen < 0.5).expand(-1, 4, -1, -1), seen.expand(-1, 4, -1, -1)):
+    for mask in (None, (seen[:, :1] < 0.5).expand(-1, heads, -1, -1), seen < 0.5, seen):
         q, k, v = kernel.linears(x, packed[:3], threads)
-        split = (one.view(rows, tokens, 4, -1).transpose(1, 2) for one in (q, k, v))
-        attended = kernel.attend(*split, mask, 10**-0.5, threads).view(rows, tokens, 32)
+        split = (one.view(rows, tokens, heads, -1).transpose(1, 2) for one in (q, k, v))
+        attended = kernel.attend(*split, mask, own**-0.5, threads).view(rows, tokens, passed)
         numbers = [(norm.weight, norm.bias, norm.eps) for norm in norms]
         middle = kernel.chain(attended, packed[3:4], x, numbers[0], threads)
         want = kernel.chain(middle, packed[4:], middle, numbers[1], threads)

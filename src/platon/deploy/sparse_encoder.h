@@ -85,7 +85,8 @@ static int encode_rows(const struct encoding *w, int64_t first, int64_t rows, in
     int64_t tokens = w->tokens, count = rows * tokens, before = first * tokens * w->features;
     int64_t made = e->inward[0]->rows, passed = e->inward[2]->rows;
     float *tiles = w->tiles + first / w->together * tile_count(w->level, w->together * tokens) * w->tile_floats;
-    struct inward in = {.attention = *w->seen, .tiles = tiles, .tile_stride = w->tile_floats, .tokens = count, .level = w->level};
+    struct inward in = {.attention = *w->seen, .tiles = tiles, .tile_stride = w->tile_floats, .tokens = count,
+                        .level = w->level};
     struct attention *a = &in.attention;
     a->mask = mask_from(w->seen, first, 0);
     a->rows = rows, a->heads = e->heads, a->queries = a->keys = tokens;

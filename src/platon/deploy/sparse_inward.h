@@ -6,7 +6,7 @@ struct inward {
     struct attention attention; /* of all heads; a group of them reads what its thread has made */
     const float *tiles;         /* of the tokens, `tile_stride` floats apart */
     int64_t tile_stride, tokens, lanes;
-    int64_t heads, groups; /* heads in a group, which are whole row blocks of every matrix; and how many groups */
+    int64_t heads, groups; /* heads in a group, whose features begin with a row block in every matrix; how many groups */
     int level, threads;
     int64_t floats; /* of one thread's scratch memory */
     float *scratch;
@@ -16,25 +16,23 @@ struct inward {
 
 static int64_t common_divisor(int64_t a, int64_t b) { return b ? common_divisor(b, a % b) : a; }
 
-/* The fewest heads whose features are whole row blocks. */
-static int64_t heads_together(int64_t features, int64_t value_features) {
-    int64_t own = ROW_BLOCK / common_divisor(features, ROW_BLOCK), other = ROW_BLOCK / common_divisor(value_features, ROW_BLOCK);
-    return own > other ? own : other; /* both are powers of 2 */
-}
+/* The fewest heads with so many features each that the next head begins with a row block. */
+static int64_t heads_in_blocks(int64_t features) { return ROW_BLOCK / common_divisor(features, ROW_BLOCK); }
 
 /* Features of a token that a group makes with a matrix. */
 static int64_t group_features(const struct inward *in, int matrix) {
     return in->heads * (matrix < 2 ? in->attention.features : in->attention.value_features);
 }
 
-/* What the matrices make for a group, each token by token. */
+/* What the matrices make for a group, token by token. Two tiles are computed with a row block before the next one. */
 static void make_group(const struct inward *in, int64_t group, float *const *made, float *sums) {
     int64_t most = widest(in->level), tiles = (in->tokens + most - 1) / most, together = abreast(in->matrices, in->lanes);
     for (int64_t begin = 0; begin < tiles; begin += together)
         for (int i = 0; i < 3; i++) {
             const struct matrix *m = &in->matrices[i];
             int64_t features = group_features(in, i), first = group * features / ROW_BLOCK;
-            for (int64_t block = first; block < first + features / ROW_BLOCK && block < m->blocks; block++)
+            int64_t end = first + (features + ROW_BLOCK - 1) / ROW_BLOCK;
+            for (int64_t block = first; block < end && block < m->blocks; block++)
                 for (int64_t tile = begin; tile < begin + together && tile < tiles; tile++) {
                     int64_t token = tile * most, left = in->tokens - token, wide = tile_width(in->level, left);
                     float *out = made[i] + token * features + (block - first) * ROW_BLOCK;
@@ -71,7 +69,7 @@ static void run_groups(void *data) {
     if (self >= in->threads)
         return;
     float *memory = in->scratch + self * in->floats;
-    memset(memory, 0, ROW_BLOCK * in->lanes * sizeof(float)); /* damaged arrays leave out sums: they are not foreign numbers */
+    memset(memory, 0, ROW_BLOCK * in->lanes * sizeof(float)); /* damaged arrays can leave out rows */
     for (int64_t group; (group = atomic_fetch_add(&in->taken, 1)) < in->groups;)
         run_group(in, group, memory);
 }
@@ -79,7 +77,9 @@ static void run_groups(void *data) {
 /* Divide the heads into groups. How many threads they keep busy; 0: so few groups would leave some with nothing to do. */
 static int useful_inward(struct inward *in, int threads, parallel gomp_parallel) {
     const struct attention *a = &in->attention;
-    in->heads = heads_together(a->features, a->value_features);
+    int64_t own = heads_in_blocks(a->features), other = heads_in_blocks(a->value_features); /* powers of 2 */
+    int64_t whole = own > other ? own : other;
+    in->heads = whole < a->heads ? whole : a->heads;
     in->groups = (a->heads + in->heads - 1) / in->heads;
     int64_t products = attention_cost(a);
     for (int i = 0; i < 3; i++)

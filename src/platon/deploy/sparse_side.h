@@ -77,17 +77,6 @@ static void run_chunk(const struct product *p, int64_t chunk, int64_t *held, flo
     }
 }
 
-/* All of the work, by the only thread, of tokens that are in tiles already. */
-static void run_alone(const struct product *p, float *sums) {
-    int64_t tiles = (p->tokens + widest(p->level) - 1) / widest(p->level), together = abreast(p->matrices, p->lanes);
-    for (int64_t first = 0; first < tiles; first += together)
-        for (int64_t block = 0; block < p->first_block[p->count]; block++)
-            for (int64_t at = first; at < first + together && at < tiles; at++) {
-                int64_t token = at * widest(p->level), wide = tile_width(p->level, p->tokens - token);
-                run_block(p, token, wide, block, p->tiles + at * p->tile_stride, sums);
-            }
-}
-
 /* Run by every thread: the chunks of its own portion, then those that are left of the others'. All chunks are done even
    if the runtime starts fewer threads than asked for. */
 static void work(void *data) {
@@ -99,10 +88,6 @@ static void work(void *data) {
     /* Damaged arrays can name columns behind the last one, or leave out rows: they must not find foreign memory there. */
     int64_t used = p->tiles ? 0 : p->matrices->columns_in * p->lanes;
     memset(tile + used, 0, (p->scratch_floats - used) * sizeof(float));
-    if (p->threads == 1 && p->tiles) {
-        run_alone(p, sums);
-        return;
-    }
     int64_t held = -1;
     for (int i = 0; i < p->threads; i++) {
         int portion = (self + i) % p->threads, chunk;
