@@ -340,6 +340,10 @@ static int attends_wrongly(int level) {
         }
     }
     take(&out);
+    if (!a.mask_kind) { /* a query that has NaN makes NaN */
+        *(float *)q.data = NAN;
+        wrong |= platon_attention(&a, 1, NULL, level) || !isnan(*a.out);
+    }
     free(q.data), free(k.data), free(v.data), free(out.data), free(mask.data);
     return wrong;
 }

@@ -1,18 +1,23 @@
 /* Activations of vectors of sums, for one vector width; included by sparse_level.h. */
 
+/* `one` where `which` is all ones, `other` where it is zero. */
+TARGET INLINE static VEC NAME(choose)(INTS which, VEC one, VEC other) {
+    return (VEC)((which & (INTS)one) | (~which & (INTS)other));
+}
+
 /* Of two numbers the smaller, `b` where `a` is NaN, and the larger, `a` where one of them is NaN; the nearest whole number
-   of one that is not above 0; and y times 2 to the power of a whole number. AVX-512 has an instruction for each. */
+   of one that is not above 0; and y times 2 to the power of a whole number, y itself if it is NaN. AVX-512 has an instruction
+   for each. */
 #if VECTOR == 16 && !defined(LOWERED)
 #define LEAST(a, b) (VEC) _mm512_min_ps((__m512)(a), (__m512)(b))
 #define MOST_OF(a, b) (VEC) _mm512_max_ps((__m512)(b), (__m512)(a))
 #define WHOLE(x) (VEC) _mm512_roundscale_ps((__m512)(x), _MM_FROUND_TO_NEAREST_INT)
 #define SCALED(y, whole) (VEC) _mm512_scalef_ps((__m512)(y), (__m512)(whole))
 #else
-TARGET static inline VEC NAME(choose)(INTS which, VEC a, VEC b) { return (VEC)((which & (INTS)a) | (~which & (INTS)b)); }
 #define LEAST(a, b) NAME(choose)((a) < (b), a, b)
 #define MOST_OF(a, b) NAME(choose)((a) < (b), b, a)
 #define WHOLE(x) __builtin_convertvector(__builtin_convertvector((x)-0.5f, INTS), VEC)
-#define SCALED(y, whole) (VEC)((INTS)(y) + __builtin_convertvector(whole, INTS) * (1 << 23))
+#define SCALED(y, whole) (VEC)((BITS)(y) + ((BITS)__builtin_convertvector(whole, INTS) << 23))
 #endif
 
 TARGET static inline VEC NAME(absolute)(VEC x) { return (VEC)((INTS)x & 0x7fffffff); }

@@ -6,8 +6,10 @@
 
 typedef float NAME(vec) __attribute__((vector_size(4 * VECTOR), aligned(4), may_alias));
 typedef int32_t NAME(ints) __attribute__((vector_size(4 * VECTOR), aligned(4), may_alias));
+typedef uint32_t NAME(bits) __attribute__((vector_size(4 * VECTOR), aligned(4), may_alias));
 #define VEC NAME(vec)
 #define INTS NAME(ints)
+#define BITS NAME(bits)
 
 #include "sparse_activation.h"
 #include "sparse_transpose.h"
@@ -17,6 +19,7 @@ typedef int32_t NAME(ints) __attribute__((vector_size(4 * VECTOR), aligned(4), m
 
 #undef VEC
 #undef INTS
+#undef BITS
 #undef VECTOR
 #undef MOST
 #undef TARGET

@@ -4,11 +4,6 @@
    features that they read are picked from four vectors, which is faster than 16 loads. Other rows are loaded one by one.
 */
 
-/* `one` where `which` is all ones, `other` where it is zero. */
-TARGET INLINE static VEC NAME(chosen)(INTS which, VEC one, VEC other) {
-    return (VEC)((which & (INTS)one) | (~which & (INTS)other));
-}
-
 #define SPAN 64 /* features that are picked from without a second thought */
 
 /* The features of 16 columns, of which the first `count` matter. TOKEN_REACH floats can be read from `features` on. */
@@ -18,9 +13,9 @@ TARGET INLINE static VEC NAME(pick)(const float *features, const uint8_t *column
     /* An intrinsic, because GCC converts vectors of bytes one by one. */
     INTS place = (INTS)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)column)) - first;
     VEC low = __builtin_shuffle(from[0], from[1], place), high = __builtin_shuffle(from[2], from[3], place);
-    VEC found = NAME(chosen)((place & 32) != 0, high, low); /* a shuffle takes `place` modulo 32 */
+    VEC found = NAME(choose)((place & 32) != 0, high, low); /* a shuffle takes `place` modulo 32 */
     for (int at = SPAN; at <= span; at += 32)
-        found = NAME(chosen)((place & ~31) == at, __builtin_shuffle(from[at / 16], from[at / 16 + 1], place), found);
+        found = NAME(choose)((place & ~31) == at, __builtin_shuffle(from[at / 16], from[at / 16 + 1], place), found);
     return found;
 }
 
