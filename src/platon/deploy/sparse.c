@@ -2,8 +2,8 @@
    [tokens, rows]; several matrices that read the same tokens at once, or one after the other, and then a sum and a norm.
    And the attention between such products, which would otherwise take a third of a sparse model's time.
 
-   A matrix is stored in blocks of ROW_BLOCK rows, each divided into column panels of `width` <= 256 columns: the
-   input that a panel reads and the sums that it writes then fit in the first-level cache. Inside a panel the
+   A matrix is stored in blocks of ROW_BLOCK rows, each divided into column panels of `width` <= 256 columns: most of
+   the input that a panel reads, and the sums that it writes, then stay in the first-level cache. Inside a panel the
    non-zeros are stored row by row and, in a row, by column; rows with most non-zeros come first, so that the branch
    predictor knows where a row ends. A non-zero is a float and a byte (its column in the panel). For each row of a panel
    there is a 16-bit number: 64 * non-zeros + row.
