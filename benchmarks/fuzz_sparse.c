@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define ROW_BLOCK 64
 #define MOST 3
@@ -38,7 +39,7 @@ struct layer {
 
 int platon_level(void);
 int platon_sparse_problem(const struct layer *l);
-int platon_fold(const uint8_t *data, int64_t bytes, uint32_t start, uint8_t *folded);
+int platon_fold(int file, int64_t bytes, uint8_t *folded);
 int platon_sparse_linears(const float *x, int64_t tokens, int64_t x_stride, const struct layer *const *layers,
                           int count, float *const *outs, int threads, void *parallel, int level);
 int platon_sparse_chain(const float *x, int64_t tokens, int64_t x_stride, const struct layer *const *layers, int count,
@@ -266,13 +267,22 @@ static uint32_t divide(uint32_t held, const uint8_t *data, int64_t bytes) {
     return held;
 }
 
-/* Whether the folded bytes have another CRC-32 than all of them. */
+/* Whether the folded bytes of a file have another CRC-32 than all of them, or a file that ends before them has any. */
 static int folds_wrongly(const struct array *array) {
-    int64_t bytes = array->bytes / 64 * 64;
-    uint32_t start = (uint32_t)draw(1 << 30);
+    static FILE *file;
+    int64_t bytes = array->bytes / 64 * 64, times = draw(64) ? 1 : 1 + (int64_t)draw(400000) / (bytes + 1);
+    uint32_t held = 0xffffffff;
     uint8_t folded[16];
-    return platon_fold(array->data, bytes, start, folded) &&
-           divide(0, folded, 16) != divide(start, array->data, bytes);
+    if (!file && !(file = tmpfile()))
+        exit(3);
+    rewind(file);
+    if (ftruncate(fileno(file), 0))
+        exit(3);
+    for (int64_t i = 0; i < times; i++, held = divide(held, array->data, bytes))
+        fwrite(array->data, 1, bytes, file);
+    fflush(file);
+    int wrong = platon_fold(fileno(file), times * bytes, folded) && divide(0, folded, 16) != held;
+    return wrong || platon_fold(fileno(file), times * bytes + 64, folded);
 }
 
 /* Tokens of all heads, side by side as the products write them, or head after head. */

@@ -1,5 +1,6 @@
 """The CRC-32 of files against zlib's."""
 
+import random
 import zlib
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from platon.deploy import checksum, sparse_kernel
 
-LENGTHS = [0, 1, 63, 64, 65, 127, 128, 192, 4096, 4097, 12345, 20480, 40961]
+LENGTHS = [0, 1, 63, 64, 65, 127, 128, 192, 4096, 4097, 12345, (1 << 18) - 1, 1 << 18, (1 << 18) + 1, 600_001]
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -19,8 +20,8 @@ def test_it_is_zlibs(length: int, compiled: bool, tmp_path: Path, monkeypatch: p
         assert isinstance(sparse_kernel.installed(), str), "without the kernel, zlib computes it"
     elif isinstance(sparse_kernel.find(), str):
         pytest.skip("no kernel")
-    monkeypatch.setattr(checksum, "_PIECE", 1 << 12)  # a page: most files are several pieces
-    data = bytes(zlib.crc32(str(place).encode()) & 255 for place in range(length))
+    monkeypatch.setattr(checksum, "_PIECE", 1 << 12)  # most files are several pieces, in the kernel those above 2^18 bytes
+    data = random.Random(length).randbytes(length)
     file = tmp_path / "file"
     file.write_bytes(data)
     assert checksum.crc32(file) == zlib.crc32(data)

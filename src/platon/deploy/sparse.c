@@ -27,6 +27,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define ROW_BLOCK 64
 #define PANEL_REACH 256 /* columns that a byte can name */

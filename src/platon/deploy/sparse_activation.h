@@ -6,8 +6,8 @@ TARGET INLINE static VEC NAME(choose)(INTS which, VEC one, VEC other) {
 }
 
 /* Of two numbers the smaller, `b` where `a` is NaN, and the larger, `a` where one of them is NaN; the nearest whole number
-   of one that is not above 0; and y times 2 to the power of a whole number, y itself if it is NaN. AVX-512 has an instruction
-   for each. */
+   of one that is not above 0; and y times 2 to the power of a whole number, y itself if it is NaN. AVX-512 has an
+   instruction for each. */
 #if VECTOR == 16 && !defined(LOWERED)
 #define LEAST(a, b) (VEC) _mm512_min_ps((__m512)(a), (__m512)(b))
 #define MOST_OF(a, b) (VEC) _mm512_max_ps((__m512)(b), (__m512)(a))

@@ -9,7 +9,6 @@ import ctypes
 import functools
 import hashlib
 import math
-import mmap
 import os
 import platform
 import shlex
@@ -56,7 +55,7 @@ class SparseKernel:
         self._problem = library.platon_sparse_problem
         self._problem.argtypes = [ctypes.POINTER(Layer)]
         self._fold = library.platon_fold
-        self._fold.argtypes = [pointer, number, ctypes.c_uint32, pointer]
+        self._fold.argtypes = [integer, number, pointer]
         self._linears.argtypes = [*tokens, pointer, *engine]
         added, norm = (pointer, number), (integer, pointer, number, pointer, number, ctypes.c_float)
         self._chain.argtypes = [*tokens, *added, *norm, pointer, *engine]
@@ -70,16 +69,17 @@ class SparseKernel:
         found: int = self._problem(ctypes.byref(Layer.of(matrix, None, "none")))
         return found
 
-    def fold(self, data: mmap.mmap, length: int, start: int) -> bytes | None:
-        """16 bytes in place of the first `length`, with the same CRC-32; `None` if this processor cannot do that.
+    def fold(self, file: int, length: int) -> bytes | None:
+        """16 bytes in place of the first `length` of a file, with the same CRC-32; `None` if that cannot be done here.
 
         Args:
-            data: writable memory, which is only read.
+            file: its descriptor.
             length: a multiple of 64, not 0.
-            start: what the register holds before; before the 16 bytes it holds zeros.
+
+        The register that the CRC-32 is computed in holds zeros before the 16 bytes.
         """
-        first, folded = ctypes.c_char.from_buffer(data), (ctypes.c_char * 16)()
-        return folded.raw if self._fold(ctypes.byref(first), length, start, folded) else None
+        folded = (ctypes.c_char * 16)()
+        return folded.raw if self._fold(file, length, folded) else None
 
     def linear(
         self, x: Tensor, matrix: SparseMatrix, bias: Tensor | None, activation: str = "none", threads: int | None = None
