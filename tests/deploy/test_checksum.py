@@ -20,7 +20,7 @@ def test_it_is_zlibs(length: int, compiled: bool, tmp_path: Path, monkeypatch: p
         assert isinstance(sparse_kernel.installed(), str), "without the kernel, zlib computes it"
     elif isinstance(sparse_kernel.find(), str):
         pytest.skip("no kernel")
-    monkeypatch.setattr(checksum, "_PIECE", 1 << 12)  # most files are several pieces, in the kernel those above 2^18 bytes
+    monkeypatch.setattr(checksum, "_PIECE", 1 << 12)  # most files are several pieces; the kernel's have 2^18 bytes
     data = random.Random(length).randbytes(length)
     file = tmp_path / "file"
     file.write_bytes(data)
