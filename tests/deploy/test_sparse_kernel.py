@@ -101,6 +101,29 @@ def test_several_threads_give_the_same_bits(level: int, threads: int, tokens: in
     assert torch.equal(got, at(level).linear(x, packed, bias, threads=1))
 
 
+@levels
+@pytest.mark.parametrize("density", [0.03, 0.2, 0.6])
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_only_what_a_row_keeps_is_read(level: int, tokens: int, density: float) -> None:
+    """Several weights are multiplied at once: what the next row keeps must not reach this one."""
+    weight, bias, x = draw(130, 300, tokens, density)
+    for column, number in ((5, torch.nan), (200, torch.inf)):
+        x[:, column] = number
+    got = at(level).linear(x, from_dense(weight), bias)
+    untouched = (weight[:, 5] == 0) & (weight[:, 200] == 0)
+    assert 0 < int(untouched.sum()) < 130
+    assert_right(got[:, untouched], x.nan_to_num(0, 0), weight[untouched], bias[untouched])
+    assert not got[:, ~untouched].isfinite().any()
+
+
+@levels
+@pytest.mark.parametrize("width", [1, 33, 64, 65, 128, 129, 192, 193, 256])
+@pytest.mark.parametrize("density", [0.02, 0.1, 1.0])
+def test_one_token_and_panels_of_any_width(level: int, width: int, density: float) -> None:
+    weight, bias, x = draw(70, 2 * width + 1, 1, density)
+    assert_right(at(level).linear(x, from_dense(weight, width), bias), x, weight, bias)
+
+
 def test_without_openmp_one_thread_does_it_all() -> None:
     alone = at(HERE[-1])
     alone._parallel = None

@@ -31,11 +31,11 @@
 
 #define ROW_BLOCK 64
 #define PANEL_REACH 256 /* columns that a byte can name */
-#define TOKEN_REACH 544 /* floats that the kernel for one token may read from a panel's first feature on */
 #define MOST_THREADS 256
 #define MOST_MATRICES 8 /* in one call */
 #define QUERIES 6       /* that attention computes together */
-#define AHEAD 512       /* how many non-zeros before its use one is prefetched */
+#define AHEAD 512       /* how many non-zeros before its use one is prefetched, */
+#define FAR_AHEAD 2048  /* and for a single token, for which all of them come from memory */
 #define ABREAST 2       /* tiles that go through a matrix together */
 #define NEAR (1 << 17)  /* floats that the second-level cache holds beside other things */
 #define LANES 16        /* in the widest vector: attention pads keys and features to as many */
@@ -203,9 +203,9 @@ static int64_t cost(const struct matrix *m, int64_t block) {
     return m->starts[block] + block * ROW_BLOCK * (2 * m->panels + 4);
 }
 
-/* Features that a tile of `lanes` tokens needs room for when this matrix reads it: every column that a byte can name. */
-static int64_t reach(const struct matrix *m, int64_t lanes) {
-    int64_t columns = (m->panels - 1) * m->width + (lanes == 1 ? TOKEN_REACH : PANEL_REACH);
+/* Features that a tile needs room for when this matrix reads it: every column that a byte can name. */
+static int64_t reach(const struct matrix *m) {
+    int64_t columns = (m->panels - 1) * m->width + PANEL_REACH;
     return columns > m->columns_in ? columns : m->columns_in;
 }
 

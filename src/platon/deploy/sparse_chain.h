@@ -154,7 +154,7 @@ static int run_chain(struct chain *c, int threads, parallel gomp_parallel) {
     c->tiles = (c->tokens + lanes - 1) / lanes;
     for (int i = 0; i <= c->count; i++) {
         int64_t made = i ? c->matrices[i - 1].blocks * ROW_BLOCK : c->matrices->columns_in;
-        int64_t read = i < c->count ? reach(&c->matrices[i], c->lanes) : rows;
+        int64_t read = i < c->count ? reach(&c->matrices[i]) : rows;
         c->place[i + 1] = c->place[i] + (made > read ? made : read) * c->lanes;
         products += i < c->count ? cost(&c->matrices[i], c->matrices[i].blocks) * c->tokens : 0;
     }

@@ -147,7 +147,7 @@ static int accept_encoder(const struct encoder *e, int64_t features, int64_t lan
     int64_t deepest = forward[last].blocks * ROW_BLOCK;
     for (int i = 0; i < 3; i++) {
         *products += cost(&inward[i], inward[i].blocks);
-        deepest = deepest > reach(&inward[i], lanes) ? deepest : reach(&inward[i], lanes);
+        deepest = deepest > reach(&inward[i]) ? deepest : reach(&inward[i]);
     }
     *floats = *floats > deepest * lanes ? *floats : deepest * lanes;
     return 1;

@@ -55,9 +55,10 @@ TARGET INLINE static uint32_t NAME(four_columns)(const uint8_t *at) {
 
 /* Non-zeros come from memory once for each tile. The processor's own prefetching stops where a page ends, so those that are
    read some rows later are asked for here: as many as most rows have. */
-#define ASK_FOR(address) __builtin_prefetch((const void *)((uintptr_t)(address) + AHEAD * sizeof *(address)))
+#define ASK_FOR(address, ahead) __builtin_prefetch((const void *)((uintptr_t)(address) + (ahead) * sizeof *(address)))
 #define PREFETCH(value, column)                                                                                       \
-    ASK_FOR(value), ASK_FOR((value) + LANES), ASK_FOR((value) + 2 * LANES), ASK_FOR((value) + 3 * LANES), ASK_FOR(column)
+    ASK_FOR(value, AHEAD), ASK_FOR((value) + LANES, AHEAD), ASK_FOR((value) + 2 * LANES, AHEAD),                      \
+        ASK_FOR((value) + 3 * LANES, AHEAD), ASK_FOR(column, AHEAD)
 
 /* The sums of a row, WIDE vectors of tokens, stay in registers while its non-zeros are read. Rows without
    non-zeros are the last of a panel; they cost nothing but their bias, with which the rows of the first panel begin. */
@@ -110,7 +111,17 @@ TARGET INLINE static uint32_t NAME(four_columns)(const uint8_t *at) {
         }                                                                                                             \
     }
 
-#if VECTOR == 16 && !defined(__clang__) && !defined(LOWERED)
+/* A row block whose rows are all empty: its biases. */
+TARGET APART static void NAME(rows_of_biases)(const struct matrix *m, int64_t block, int64_t wide, float *sums) {
+    for (int64_t i = 0; i < ROW_BLOCK; i++) {
+        int64_t row = block * ROW_BLOCK + i;
+        float bias = m->bias && row < m->rows ? m->bias[row] : 0.0f;
+        for (int64_t t = 0; t < wide; t++)
+            sums[i * wide + t] = bias;
+    }
+}
+
+#if VECTOR == 16 && !defined(LOWERED)
 #include "sparse_token.h"
 #else
 ROWS(rows_of_one_token, float, 1, 8, BY_CHAINS)
@@ -124,16 +135,6 @@ ROWS(rows8, VEC, 8, 1, BY_FOUR)
 #if MOST == 16
 ROWS(rows16, VEC, 16, 1, BY_FOUR)
 #endif
-
-/* A row block whose rows are all empty: its biases. */
-TARGET APART static void NAME(rows_of_biases)(const struct matrix *m, int64_t block, int64_t wide, float *sums) {
-    for (int64_t i = 0; i < ROW_BLOCK; i++) {
-        int64_t row = block * ROW_BLOCK + i;
-        float bias = m->bias && row < m->rows ? m->bias[row] : 0.0f;
-        for (int64_t t = 0; t < wide; t++)
-            sums[i * wide + t] = bias;
-    }
-}
 
 /* The sums of one row block for one tile of tokens, after the activation. */
 TARGET static void NAME(compute)(const struct matrix *m, int64_t block, int64_t wide, const float *tile, float *sums) {

@@ -115,7 +115,7 @@ static int run_product(struct product *p, const struct layer *const *layers, int
     p->threads = useful_threads(threads, gomp_parallel, p->work / 8 * most);
     p->lanes = lanes_for(p->level, p->tokens);
     for (int i = 0; i < p->count && !p->tiles; i++) {
-        int64_t floats = reach(&p->matrices[i], p->lanes) * p->lanes;
+        int64_t floats = reach(&p->matrices[i]) * p->lanes;
         p->tile_floats = floats > p->tile_floats ? floats : p->tile_floats;
     }
     p->scratch_floats = (p->tile_floats + ROW_BLOCK * p->lanes + 15) / 16 * 16;

@@ -1,68 +1,101 @@
 /* A row block for a single token with AVX-512; included by sparse_rows.h.
 
-   The non-zeros of a row are ordered by column, so 16 of them lie close together where a good part of a row is kept: the
-   features that they read are picked from four vectors, which is faster than 16 loads. Other rows are loaded one by one.
-*/
+   The features of a panel stay in registers, and those that 16 non-zeros read are picked from there: a permutation picks
+   from two registers, then the higher bits of a column say which of these it was. That takes less time than 16 loads, and
+   a matrix is read as fast as memory gives it. Rows with few non-zeros are read one by one. */
 
-#define SPAN 64 /* features that are picked from without a second thought */
+#define FEWEST_PICKED 6 /* non-zeros in a row */
+#define MOST_PAIRS (PANEL_REACH / (2 * VECTOR))
 
-/* The features of 16 columns, of which the first `count` matter. TOKEN_REACH floats can be read from `features` on. */
-TARGET INLINE static VEC NAME(pick)(const float *features, const uint8_t *column, int64_t count) {
-    int first = column[0], span = column[count - 1] - first;
-    const VEC *from = (const VEC *)(features + first);
-    /* An intrinsic, because GCC converts vectors of bytes one by one. */
-    INTS place = (INTS)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)column)) - first;
-    VEC low = __builtin_shuffle(from[0], from[1], place), high = __builtin_shuffle(from[2], from[3], place);
-    VEC found = NAME(choose)((place & 32) != 0, high, low); /* a shuffle takes `place` modulo 32 */
-    for (int at = SPAN; at <= span; at += 32)
-        found = NAME(choose)((place & ~31) == at, __builtin_shuffle(from[at / 16], from[at / 16 + 1], place), found);
-    return found;
-}
-
-TARGET INLINE static float NAME(sum_of)(VEC v) {
-    v += __builtin_shuffle(v, (INTS){8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
-    v += __builtin_shuffle(v, (INTS){4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
-    v += __builtin_shuffle(v, (INTS){2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13});
-    return v[0] + v[1];
-}
-
-TARGET APART static void NAME(rows_of_one_token)(const struct matrix *m, int64_t block, const float *tile, float *sums) {
-    const float *value = m->values + m->starts[block], *last = m->values + m->starts[block + 1];
-    const uint8_t *column = m->columns + m->starts[block];
-    const uint16_t *count = m->counts + block * m->panels * ROW_BLOCK;
-    const INTS lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    for (int64_t panel = 0; panel < m->panels; panel++, count += ROW_BLOCK) {
-        const float *here = tile + panel * m->width;
-        for (int64_t i = 0; i < ROW_BLOCK; i++) {
-            int64_t row = count[i] % ROW_BLOCK, length = count[i] / ROW_BLOCK, left = last - value;
-            if (panel && !length)
-                break;
-            const float *end = value + (length < left ? length : left);
-            float sum = 0;
-            PREFETCH(value, column);
-            /* Half more than the span of 16 non-zeros on average, so that there is mostly no second step. */
-            if (24 * m->width <= SPAN * length) {
-                VEC total = {0};
-                for (; end - value >= VECTOR; value += VECTOR, column += VECTOR)
-                    total += *(const VEC *)value * NAME(pick)(here, column, VECTOR);
-                left = end - value;
-                if (left && last - value >= VECTOR) {
-                    VEC products = *(const VEC *)value * NAME(pick)(here, column, left);
-                    total += (VEC)((INTS)products & (lane < (int32_t)left));
-                    value += left, column += left;
-                }
-                sum = NAME(sum_of)(total);
-            }
-            float sums_of[8] = {0};
-            for (; end - value >= 8; value += 8, column += 8)
-                UNROLL for (int c = 0; c < 8; c++) sums_of[c] += value[c] * here[column[c]];
-            for (; value < end; value++, column++)
-                sum += *value * here[*column];
-            UNROLL for (int c = 0; c < 8; c++) sum += sums_of[c];
-            int64_t own = block * ROW_BLOCK + row;
-            sums[row] = sum + (panel ? sums[row] : m->bias && own < m->rows ? m->bias[own] : 0.0f);
-        }
+/* The features that 16 columns name, of those in so many pairs of vectors. */
+TARGET INLINE static __m512 NAME(pick)(const int pairs, const __m512 *features, const uint8_t *columns) {
+    const __m512i place = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)columns));
+    __m512 found[MOST_PAIRS];
+    UNROLL for (int i = 0; i < pairs; i++) /* a permutation takes `place` modulo 32 */
+        found[i] = _mm512_permutex2var_ps(features[2 * i], place, features[2 * i + 1]);
+    UNROLL for (int bit = 32, left = pairs; left > 1; bit *= 2, left = (left + 1) / 2) {
+        __mmask16 upper = _mm512_test_epi32_mask(place, _mm512_set1_epi32(bit));
+        UNROLL for (int i = 0; i < left; i += 2)
+            found[i / 2] = i + 1 < left ? _mm512_mask_blend_ps(upper, found[i], found[i + 1]) : found[i];
     }
+    return found[0];
 }
 
-#undef SPAN
+/* The non-zeros of a row from `at` to `end`, one by one. */
+TARGET INLINE static float NAME(row_of_one_token)(const struct matrix *m, int64_t at, int64_t end, const float *here) {
+    float sums[8] = {0}, sum = 0;
+    PREFETCH(m->values + at, m->columns + at);
+    for (; end - at >= 8; at += 8)
+        UNROLL for (int c = 0; c < 8; c++) sums[c] += m->values[at + c] * here[m->columns[at + c]];
+    for (; at < end; at++)
+        sum += m->values[at] * here[m->columns[at]];
+    UNROLL for (int c = 0; c < 8; c++) sum += sums[c];
+    return sum;
+}
+
+/* Adds one panel to the sums of a row block: to `wide` those of rows whose features are picked, 16 sums a row. Returns the
+   index of the first non-zero behind the panel. */
+TARGET INLINE static int64_t NAME(panel_of_one_token)(const int pairs, const struct matrix *m, const uint16_t *count,
+                                                      int64_t at, int64_t last, const float *here, __m512 *wide,
+                                                      float *sums) {
+    const int64_t most = m->starts[m->blocks] - VECTOR; /* a row that ends later has no 16 non-zeros to load behind it */
+    __m512 features[2 * MOST_PAIRS];
+    UNROLL for (int v = 0; v < 2 * pairs; v++) features[v] = _mm512_loadu_ps(here + v * VECTOR);
+    for (int i = 0; i < ROW_BLOCK; i++) {
+        int64_t row = count[i] % ROW_BLOCK, length = count[i] / ROW_BLOCK, left = last - at;
+        int64_t end = at + (length < left ? length : left);
+        if (!length)
+            break;
+        if (length < FEWEST_PICKED || end > most) {
+            sums[row] += NAME(row_of_one_token)(m, at, end, here);
+            at = end;
+            continue;
+        }
+        __m512 total[2] = {wide[row], _mm512_setzero_ps()};
+        for (; end - at >= 2 * VECTOR; at += 2 * VECTOR)
+            UNROLL for (int c = 0; c < 2; c++) {
+                int64_t from = at + c * VECTOR;
+                ASK_FOR(m->values + from, FAR_AHEAD), ASK_FOR(m->columns + from, FAR_AHEAD);
+                total[c] = _mm512_fmadd_ps(_mm512_loadu_ps(m->values + from),
+                                           NAME(pick)(pairs, features, m->columns + from), total[c]);
+            }
+        for (; at < end; at += VECTOR) {
+            __mmask16 own = end - at < VECTOR ? (1 << (end - at)) - 1 : 0xffff;
+            ASK_FOR(m->values + at, FAR_AHEAD), ASK_FOR(m->columns + at, FAR_AHEAD);
+            total[0] = _mm512_mask3_fmadd_ps(_mm512_loadu_ps(m->values + at),
+                                             NAME(pick)(pairs, features, m->columns + at), total[0], own);
+        }
+        at = end;
+        wide[row] = _mm512_add_ps(total[0], total[1]);
+    }
+    return at;
+}
+
+TARGET APART static void NAME(rows_of_one_token)(const struct matrix *given, int64_t block, const float *tile,
+                                                 float *sums) {
+    const struct matrix copied = *given, *m = &copied; /* no store can change it: it stays in registers */
+    const uint16_t *count = m->counts + block * m->panels * ROW_BLOCK;
+    int64_t at = m->starts[block], last = m->starts[block + 1];
+    __m512 wide[ROW_BLOCK];
+    UNROLL for (int row = 0; row < ROW_BLOCK; row++) wide[row] = _mm512_setzero_ps();
+    NAME(rows_of_biases)(m, block, 1, sums);
+    for (int64_t panel = 0; panel < m->panels; panel++, count += ROW_BLOCK, tile += m->width)
+        switch ((m->width + 4 * VECTOR - 1) / (4 * VECTOR)) {
+        case 1:
+            at = NAME(panel_of_one_token)(2, m, count, at, last, tile, wide, sums);
+            break;
+        case 2:
+            at = NAME(panel_of_one_token)(4, m, count, at, last, tile, wide, sums);
+            break;
+        case 3:
+            at = NAME(panel_of_one_token)(6, m, count, at, last, tile, wide, sums);
+            break;
+        default:
+            at = NAME(panel_of_one_token)(8, m, count, at, last, tile, wide, sums);
+        }
+    for (int row = 0; row < ROW_BLOCK; row++)
+        sums[row] += _mm512_reduce_add_ps(wide[row]);
+}
+
+#undef FEWEST_PICKED
+#undef MOST_PAIRS
