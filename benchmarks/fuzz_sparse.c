@@ -6,8 +6,9 @@
 
    A case is one to three random matrices in the kernel's format, random tokens, and one to three changes to one of the
    matrices: other counts, columns or starts, arrays that are too short or too long, other sizes. The matrices are
-   computed side by side or one after the other, with or without a sum and a norm; beside them attention is computed, on
-   other arrays, which nothing damages, and an encoder of up to three layers, one of whose matrices is damaged too. Every
+   computed side by side or one after the other, with or without a sum and a norm; beside them attention and a dense
+   product are computed, on other arrays, which nothing damages, and an encoder of up to three layers, one of whose
+   matrices is damaged too. Every
    array is allocated with exactly the size that the kernel is told. An undamaged case is computed a second time without
    the format and compared, an encoder with its parts, and a third time with activations. Prints the number of cases that
    were computed, refused, and undamaged, and a digest of all bits of the undamaged results: with one LEVEL (0 is the
@@ -78,6 +79,8 @@ struct encoder {
     struct affine first, last;
 };
 
+void platon_dense_linear(const float *x, int64_t tokens, int64_t x_stride, const float *weight, int64_t rows,
+                         int64_t columns, const float *bias, float *out, int threads, void *parallel, int level);
 int platon_attention(const struct attention *given, int threads, void *parallel, int level);
 int platon_encoder(const struct encoder *const *layers, int count, const float *x, int64_t rows, int64_t tokens,
                    const struct attention *seen, float *result, int threads, void *parallel, int level);
@@ -360,6 +363,28 @@ static int attends_wrongly(int level) {
 
 #define IN_ENCODER 6 /* matrices, at most */
 
+/* Whether a dense product with few tokens differs from double precision. */
+static int is_dense_wrong(int level) {
+    int64_t tokens = 1 + draw(9), rows = draw(140), columns = draw(200), gap = draw(3), stride = columns + gap;
+    struct array x = numbers(tokens * stride - gap), weight = numbers(rows * columns), bias = numbers(rows);
+    struct array out = numbers(tokens * rows);
+    double *want = malloc(out.bytes * 2 + 1), *size = malloc(out.bytes * 2 + 1);
+    const float *added = draw(2) ? bias.data : NULL;
+    platon_dense_linear(x.data, tokens, stride, weight.data, rows, columns, added, out.data, 1, NULL, level);
+    for (int64_t i = 0; i < tokens * rows; i++) {
+        size[i] = fabs(want[i] = added ? added[i % rows] : 0);
+        for (int64_t c = 0; c < columns; c++) {
+            double product = ((float *)x.data)[i / rows * stride + c];
+            product *= ((float *)weight.data)[i % rows * columns + c];
+            want[i] += product, size[i] += fabs(product);
+        }
+    }
+    int wrong = differs(out.data, want, size, tokens * rows);
+    take(&out);
+    free(want), free(size), free(x.data), free(weight.data), free(bias.data), free(out.data);
+    return wrong;
+}
+
 /* In place of the OpenMP runtime: threads that run one after the other. */
 static void in_turn(void (*work)(void *), void *data, unsigned threads, unsigned flags) {
     for (unsigned i = 0; i < threads + flags; i++)
@@ -487,6 +512,10 @@ int main(int words_count, char **words) {
         level = words_count > 3 ? atoi(words[3]) : level;
         if (attends_wrongly(level)) {
             printf("wrong attention in case %ld\n", (long)index);
+            return 1;
+        }
+        if (is_dense_wrong(level)) {
+            printf("wrong dense product in case %ld\n", (long)index);
             return 1;
         }
         if (encodes_wrongly(level)) {

@@ -60,7 +60,7 @@ class InferenceLayer(Packed):
 
     def check(self, x: Tensor) -> None:
         """Refuse tokens or buffers that the product cannot be computed with."""
-        if self.training or (x.requires_grad and torch.is_grad_enabled()) or _has_tangent(x):
+        if self.training or (x.requires_grad and torch.is_grad_enabled()) or has_tangent(x):
             raise ValueError(
                 "a sparse layer is for inference and was asked to train; call .eval() and use torch.no_grad(), "
                 "or train the dense one"
@@ -119,7 +119,7 @@ def is_eager(x: Tensor) -> bool:
     return modes == 0 and torch._C._functorch.peek_interpreter_stack() is None and not torch.jit.is_tracing()
 
 
-def _has_tangent(x: Tensor) -> bool:
+def has_tangent(x: Tensor) -> bool:
     """Whether `x` carries a derivative of forward-mode automatic differentiation."""
     if torch.compiler.is_compiling() or forward_ad._current_level < 0:
         return False

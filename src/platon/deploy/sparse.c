@@ -1,6 +1,7 @@
 /* Sparse matrices times dense tokens in float32: out = activation(x Wᵀ + bias), with x [tokens, columns] and out
    [tokens, rows]; several matrices that read the same tokens at once, or one after the other, and then a sum and a norm.
-   And the attention between such products, which would otherwise take a third of a sparse model's time.
+   And the attention between such products, which would otherwise take a third of a sparse model's time, and the product
+   of a dense matrix with few tokens, for layers that stay dense when text is generated.
 
    A matrix is stored in blocks of ROW_BLOCK rows, each divided into column panels of `width` <= 256 columns: most of
    the input that a panel reads, and the sums that it writes, then stay in the first-level cache. Inside a panel the
@@ -35,7 +36,7 @@
 #define MOST_MATRICES 8 /* in one call */
 #define QUERIES 6       /* that attention computes together */
 #define AHEAD 512       /* how many non-zeros before its use one is prefetched, */
-#define FAR_AHEAD 2048  /* and for a single token, for which all of them come from memory */
+#define FAR_AHEAD 2048  /* and where all of them come from memory, as for a single token */
 #define ABREAST 2       /* tiles that go through a matrix together */
 #define NEAR (1 << 17)  /* floats that the second-level cache holds beside other things */
 #define LANES 16        /* in the widest vector: attention pads keys and features to as many */
@@ -311,6 +312,7 @@ static int useful_threads(int threads, parallel gomp_parallel, int64_t products)
 
 #include "sparse_check.h"
 #include "sparse_checksum.h"
+#include "sparse_dense.h"
 #include "sparse_side.h"
 #include "sparse_chain.h"
 #include "sparse_heads.h"

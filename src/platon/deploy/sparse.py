@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from platon.deploy import calibration, sparse_kernel
 from platon.deploy.choice import Candidate, blocks_of, choose
+from platon.deploy.dense_layer import DenseLinear
 from platon.deploy.layer import CsrLinear, SparseLinear
 from platon.deploy.outline import is_hooked
 from platon.deploy.replacement import skip_fast_paths
@@ -94,7 +95,7 @@ def sparsify(model: nn.Module, *, tokens: int = 128, dense_above: float | None =
 
 def _is_plain_linear(module: nn.Module) -> bool:
     """Whether this is an nn.Linear or a Conv1D that can be replaced: no hooks, and no subclass but `compact`'s own."""
-    plain = type(module) is nn.Linear or (type(module).__name__ == "Conv1D" and is_conv1d(module))
+    plain = type(module) in (nn.Linear, DenseLinear) or (type(module).__name__ == "Conv1D" and is_conv1d(module))
     return (plain or _gathers(module)) and not is_hooked(module)
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from platon.deploy.attention import use_kernel
+from platon.deploy.dense_layer import read_faster
 from platon.deploy.encoder_layer import shorten_layers
 from platon.deploy.encoder_stack import join_layers
 from platon.deploy.layer import SparseLinear
@@ -45,6 +46,7 @@ def fuse(model: nn.Module) -> None:
         use_kernel(model)
         shorten_layers(model)
         join_layers(model)
+        read_faster(model)
 
 
 # --- sums and norms ---------------------------------------------------------------------------------------------------

@@ -52,6 +52,9 @@ class SparseKernel:
         pointer, number, integer = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
         tokens, engine = (pointer, number, number, pointer, integer), (integer, pointer, integer)
         self._linears, self._chain = library.platon_sparse_linears, library.platon_sparse_chain
+        self._dense = library.platon_dense_linear
+        self._dense.argtypes = [pointer, number, number, pointer, number, number, pointer, pointer, *engine]
+        self._dense.restype = None
         self._problem = library.platon_sparse_problem
         self._problem.argtypes = [ctypes.POINTER(Layer)]
         self._fold = library.platon_fold
@@ -126,6 +129,17 @@ class SparseKernel:
         )
         if failed:
             raise _error(failed, layers, threads)
+        return out
+
+    def dense(self, x: Tensor, weight: Tensor, bias: Tensor | None, threads: int | None = None) -> Tensor:
+        """The product x Wᵀ + bias with a dense matrix [rows, columns], for a few tokens `x` [..., columns]."""
+        x, shape, stride = _as_tokens(x)
+        out = torch.empty(*shape, weight.shape[0])
+        self._dense(
+            *(x.data_ptr(), math.prod(shape), stride, weight.data_ptr(), *weight.shape),
+            *(None if bias is None else bias.data_ptr(), out.data_ptr()),
+            *(threads or torch.get_num_threads(), self._parallel, self.level),
+        )
         return out
 
     def attend(

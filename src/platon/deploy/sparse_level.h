@@ -16,6 +16,7 @@ typedef uint32_t NAME(bits) __attribute__((vector_size(4 * VECTOR), aligned(4), 
 #include "sparse_rows.h"
 #include "sparse_norm.h"
 #include "sparse_attention.h"
+#include "sparse_dot.h"
 
 #undef VEC
 #undef INTS
@@ -24,6 +25,7 @@ typedef uint32_t NAME(bits) __attribute__((vector_size(4 * VECTOR), aligned(4), 
 #undef MOST
 #undef TARGET
 #undef NAME
+#undef ASK_FOR
 #undef LEAST
 #undef MOST_OF
 #undef WHOLE

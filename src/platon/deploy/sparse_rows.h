@@ -174,5 +174,4 @@ TARGET static void NAME(compute)(const struct matrix *m, int64_t block, int64_t 
 #undef ADD_SPREAD
 #undef SPREAD
 #undef LOAD_FOUR
-#undef ASK_FOR
 #undef PREFETCH
