@@ -58,7 +58,7 @@ struct attention {
     struct heads q, k, v;
     const void *mask;
     int64_t mask_kind, mask_row, mask_head, mask_query, mask_key;
-    int64_t rows, heads, queries, keys, features, value_features;
+    int64_t rows, heads, queries, keys, features, value_features, sharing;
     float *out;
     float scale;
 };
@@ -301,8 +301,8 @@ static const float *token_of(const struct heads *of, int64_t row, int64_t head, 
 
 /* A mask for attention as it is described, or none. */
 static struct array draw_mask(struct attention *a) {
-    a->mask_kind = (int64_t)draw(3);
-    if (!a->mask_kind)
+    a->mask_kind = (int64_t)draw(4);
+    if (a->mask_kind != 1 && a->mask_kind != 2) /* none, or a query sees the keys up to its place */
         return (struct array){NULL, 0};
     int each_head = (int)draw(2), each_query = (int)draw(2);
     a->mask_key = 1, a->mask_query = each_query ? a->keys : 0;
@@ -318,13 +318,15 @@ static struct array draw_mask(struct attention *a) {
 /* Whether attention to random keys, with a random mask or none, differs from double precision. */
 static int attends_wrongly(int level) {
     struct attention a = {.rows = 1 + draw(3), .heads = 1 + draw(3), .queries = 1 + draw(20), .keys = 1 + draw(80)};
+    int64_t key_heads = a.heads;
+    a.sharing = 1 + (int64_t)draw(2), a.heads *= a.sharing;
     a.features = 1 + draw(40), a.value_features = draw(2) ? a.features : 1 + (int64_t)draw(40), a.scale = number();
     struct array q = numbers(a.rows * a.heads * a.queries * a.features);
-    struct array k = numbers(a.rows * a.heads * a.keys * a.features);
-    struct array v = numbers(a.rows * a.heads * a.keys * a.value_features);
+    struct array k = numbers(a.rows * key_heads * a.keys * a.features);
+    struct array v = numbers(a.rows * key_heads * a.keys * a.value_features);
     struct array out = make(a.rows * a.heads * a.queries * a.value_features * 4);
-    a.q = lay_out(&q, a.heads, a.queries, a.features), a.k = lay_out(&k, a.heads, a.keys, a.features);
-    a.v = lay_out(&v, a.heads, a.keys, a.value_features), a.out = out.data;
+    a.q = lay_out(&q, a.heads, a.queries, a.features), a.k = lay_out(&k, key_heads, a.keys, a.features);
+    a.v = lay_out(&v, key_heads, a.keys, a.value_features), a.out = out.data;
     struct array mask = draw_mask(&a);
     int wrong = platon_attention(&a, 1, NULL, level);
     for (int64_t at = 0; at < a.rows * a.heads * a.queries && !wrong; at++) {
@@ -334,11 +336,11 @@ static int attends_wrongly(int level) {
             int64_t place = row * a.mask_row + head * a.mask_head + query * a.mask_query + key;
             double product = 0;
             for (int64_t i = 0; i < a.features; i++)
-                product += (double)token_of(&a.q, row, head, query)[i] * token_of(&a.k, row, head, key)[i];
+                product += (double)token_of(&a.q, row, head, query)[i] * token_of(&a.k, row, head / a.sharing, key)[i];
             score[key] = a.scale * product;
             if (a.mask_kind == 2)
                 score[key] += ((const float *)a.mask)[place];
-            if (a.mask_kind == 1 && !((const uint8_t *)a.mask)[place])
+            if ((a.mask_kind == 1 && !((const uint8_t *)a.mask)[place]) || (a.mask_kind == 3 && key > query))
                 score[key] = -INFINITY;
             most = fmax(most, score[key]);
         }
@@ -347,7 +349,7 @@ static int attends_wrongly(int level) {
         for (int64_t i = 0; i < a.value_features; i++) {
             double want = 0;
             for (int64_t key = 0; key < a.keys && sum; key++)
-                want += score[key] / sum * token_of(&a.v, row, head, key)[i];
+                want += score[key] / sum * token_of(&a.v, row, head / a.sharing, key)[i];
             double got = a.out[((row * a.queries + query) * a.heads + head) * a.value_features + i];
             wrong |= !(fabs(got - want) <= 1e-5);
         }
@@ -400,7 +402,7 @@ static int64_t head_features(void) {
 /* Whether an encoder, whose layers are all the same, differs from its parts; one with a damaged matrix or norm only has to
    stay in bounds. */
 static int encodes_wrongly(int level) {
-    struct attention a = {.rows = 1 + draw(10)};
+    struct attention a = {.rows = 1 + draw(10), .sharing = 1};
     a.heads = 1 + draw(5), a.queries = 1 + draw(40);
     int64_t features = 1 + draw(80), tokens = a.rows * a.queries, between = 1 + draw(140);
     int64_t made = a.heads * head_features(), passed = draw(2) ? made : a.heads * head_features();

@@ -19,6 +19,8 @@ from transformers import (
     GPT2Model,
     LlamaConfig,
     LlamaModel,
+    MistralConfig,
+    MistralModel,
     ViTConfig,
     ViTModel,
 )
@@ -33,8 +35,10 @@ SMALL = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "i
 IDS = torch.randint(0, 99, (3, 21), generator=torch.Generator().manual_seed(0))
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, is_causal: bool = False) -> Tensor:
     """The equation, token by token, in float64."""
+    sharing = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(sharing, dim=1), v.repeat_interleave(sharing, dim=1)
     out = torch.zeros(*q.shape[:3], v.shape[-1], dtype=torch.float64)
     for row in range(q.shape[0]):
         for head in range(q.shape[1]):
@@ -44,6 +48,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -
                     scores[~mask[row, head, query]] = -math.inf
                 elif mask is not None:
                     scores = scores + mask[row, head, query].double()
+                if is_causal:
+                    scores[query + 1 :] = -math.inf
                 if not bool((scores == -math.inf).all()):
                     out[row, head, query] = scores.softmax(0) @ v[row, head].double()
     return out.transpose(1, 2)
@@ -65,11 +71,12 @@ def draw(*shape: int, seed: int, apart: bool) -> Tensor:
 @given(
     rows=st.integers(1, 3),
     heads=st.integers(1, 4),
+    sharing=st.integers(1, 3),
     queries=st.integers(1, 15),
     keys=st.integers(1, 70),
     features=st.integers(1, 70),
     value_features=st.integers(1, 70),
-    kind=st.sampled_from(["none", "flags", "numbers", "padding", "lowest"]),
+    kind=st.sampled_from(["none", "flags", "numbers", "padding", "lowest", "causal"]),
     apart=st.booleans(),
     threads=st.integers(1, 3),
     seed=st.integers(0, 100),
@@ -78,6 +85,7 @@ def test_any_shape_and_mask(
     level: int,
     rows: int,
     heads: int,
+    sharing: int,
     queries: int,
     keys: int,
     features: int,
@@ -87,21 +95,24 @@ def test_any_shape_and_mask(
     threads: int,
     seed: int,
 ) -> None:
-    q = draw(rows, heads, queries, features, seed=seed, apart=apart)
     k = draw(rows, heads, keys, features, seed=seed + 1, apart=apart)
     v = draw(rows, heads, keys, value_features, seed=seed + 2, apart=apart)
+    heads *= sharing
+    q = draw(rows, heads, queries, features, seed=seed, apart=apart)
     random = torch.Generator().manual_seed(seed + 3)
     seen = torch.rand(rows, heads, queries, keys, generator=random) < 0.6
     masks: dict[str, Tensor | None] = {
         "none": None,
+        "causal": None,
         "flags": seen,
         "numbers": torch.randn(rows, heads, queries, keys, generator=random),
         "padding": seen[:, :1, :1].expand(rows, heads, queries, keys),
         "lowest": torch.where(seen[:, :1], 0.0, torch.finfo(torch.float32).min).expand(rows, heads, queries, keys),
     }
-    got = at(level).attend(q, k, v, masks[kind], features**-0.5, threads=threads)
+    is_causal = kind == "causal"
+    got = at(level).attend(q, k, v, masks[kind], features**-0.5, is_causal=is_causal, threads=threads)
     assert got.shape == (rows, queries, heads, value_features)
-    want = attend(q, k, v, masks[kind], features**-0.5)
+    want = attend(q, k, v, masks[kind], features**-0.5, is_causal)
     assert bool(((got - want).abs() <= 5e-6 * v.abs().max()).all())
 
 
@@ -228,27 +239,38 @@ def llama() -> nn.Module:
     return prune(LlamaModel(LlamaConfig(vocab_size=99, num_key_value_heads=2, **SMALL)))
 
 
-@pytest.mark.parametrize("build", [gpt2, llama])
+def mistral() -> nn.Module:
+    """Each token sees the 8 last ones."""
+    return prune(MistralModel(MistralConfig(vocab_size=99, num_key_value_heads=2, sliding_window=8, **SMALL)))
+
+
+@pytest.mark.parametrize("build", [gpt2, llama, mistral])
+@pytest.mark.parametrize("mask", [None, padding()], ids=["whole", "padded"])
 @torch.no_grad()
-def test_causal_and_grouped_attention_is_left_to_pytorch(build: Callable[[], nn.Module], used: list[bool]) -> None:
+def test_a_decoder_attends_by_the_kernel(build: Callable[[], nn.Module], mask: Tensor | None, used: list[bool]) -> None:
     model = build()
     fast = platon.sparsify(model, dense_above=1)
     used.clear()
-    got = fast(IDS).last_hidden_state
-    assert used == [False, False]
-    torch.testing.assert_close(got, model(IDS).last_hidden_state, rtol=1e-4, atol=1e-5)
+    there = torch.ones(3, 21, dtype=torch.bool) if mask is None else mask.bool()
+    for length in (21, 7):
+        got = fast(IDS[:, :length], attention_mask=None if mask is None else mask[:, :length]).last_hidden_state
+        want = model(IDS[:, :length], attention_mask=None if mask is None else mask[:, :length]).last_hidden_state
+        torch.testing.assert_close(got[there[:, :length]], want[there[:, :length]], rtol=1e-4, atol=1e-5)
+    assert used == [True] * 4
 
 
+@pytest.mark.parametrize("build", [gpt2, llama, mistral])
 @torch.no_grad()
-def test_a_decoder_with_padding_has_a_mask_that_says_all(used: list[bool]) -> None:
-    model = gpt2()
+def test_a_decoder_goes_on_with_a_cache(build: Callable[[], nn.Module], used: list[bool]) -> None:
+    """The first tokens, some more with a mask, and single ones, whose attention is PyTorch's."""
+    model = build()
     fast = platon.sparsify(model, dense_above=1)
-    used.clear()
-    got = fast(IDS, attention_mask=padding()).last_hidden_state
-    assert used == [True, True]
-    there = padding().bool()
-    want = model(IDS, attention_mask=padding()).last_hidden_state
-    torch.testing.assert_close(got[there], want[there], rtol=1e-4, atol=1e-5)
+    whole, cache = model(IDS).last_hidden_state, None
+    for first, end in ((0, 9), (9, 18), (18, 19), (19, 20), (20, 21)):
+        out = fast(IDS[:, first:end], past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        torch.testing.assert_close(out.last_hidden_state, whole[:, first:end], rtol=1e-4, atol=1e-5)
+    assert used[-10:] == [True] * 4 + [False] * 6
 
 
 @torch.no_grad()
@@ -268,7 +290,6 @@ def test_more_than_the_equation_is_left_to_pytorch() -> None:
         {"dropout": 0.1},
         {"position_bias": torch.zeros(1, 2, 8, 8)},
         {"output_attentions": True},
-        {"is_causal": True},
         {"softcap": 30.0},
         {"something_new": 1},
     ]
@@ -287,9 +308,12 @@ def test_more_than_the_equation_is_left_to_pytorch() -> None:
     wide = torch.cat([q, q])
     assert attention._attend(module, wide, one_row, one_row, None) is None
     assert attention._attend(module, q, k, narrow, None) is not None, "values may have another width"
+    assert attention._attend(module, q, k[:, :, :7], v[:, :, :7], None, is_causal=True) is None, "which keys are seen?"
+    assert attention._attend(module, q, k[:, :, :7], v[:, :, :7], None, is_causal=False) is not None
     grouped = nn.Module()
     grouped.is_causal, grouped.num_key_value_groups = False, 2  # type: ignore[assignment]
     assert attention._attend(grouped, q, k, v, None) is None
+    assert attention._attend(grouped, q, one_head, one_head, None) is not None
 
 
 @torch.no_grad()

@@ -68,7 +68,7 @@ def test_the_same_bits_as_its_parts(
     for mask in (None, (seen[:, :1] < 0.5).expand(-1, heads, -1, -1), seen < 0.5, seen):
         q, k, v = kernel.linears(x, packed[:3], threads)
         split = (one.view(rows, tokens, heads, -1).transpose(1, 2) for one in (q, k, v))
-        attended = kernel.attend(*split, mask, own**-0.5, threads).view(rows, tokens, passed)
+        attended = kernel.attend(*split, mask, own**-0.5, threads=threads).view(rows, tokens, passed)
         numbers = [(norm.weight, norm.bias, norm.eps) for norm in norms]
         middle = kernel.chain(attended, packed[3:4], x, numbers[0], threads)
         want = kernel.chain(middle, packed[4:], middle, numbers[1], threads)

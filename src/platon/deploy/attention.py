@@ -20,7 +20,8 @@ from platon.deploy.sparse_structure import MASKS
 
 _NAME = "sdpa"
 _MARK = "attends_by_kernel"  # an attribute of the modules that do
-_KNOWN = {"scaling", "is_causal", "use_cache", "position_ids"}  # the last two say nothing about attention itself
+# Of these the function under "sdpa" reads the first two alone; a window is in the mask where it leaves out a key.
+_KNOWN = {"scaling", "is_causal", "use_cache", "position_ids", "sliding_window"}
 FEWEST_QUERIES = 6  # the kernel reorders the keys first, which does not pay off for fewer
 MOST_KEYS = 1024  # those of one head then fit in the second-level cache
 
@@ -65,22 +66,26 @@ def _attend(
     if not is_eager(query) or not all(map(_is_readable, (query, key, value))):
         return None
     asked = {name for name, own in settings.items() if own is not None and own is not False}
-    if dropout or not asked <= _KNOWN or getattr(module, "num_key_value_groups", 1) != 1:
+    sharing = getattr(module, "num_key_value_groups", 1)  # heads that have the same keys and values
+    if dropout or not asked <= _KNOWN or type(sharing) is not int or sharing < 1:
         return None
+    rows, heads, queries, features = query.shape
     # Keys and values that PyTorch would broadcast over rows or heads lie closer together than the kernel reads.
-    fit = key.shape == (*query.shape[:2], key.shape[2], query.shape[3]) and value.shape[:3] == key.shape[:3]
-    if not fit or query.shape[2] < FEWEST_QUERIES or key.shape[2] > MOST_KEYS:
+    fit = key.shape[:2] == (rows, heads // sharing) and heads % sharing == 0 and key.shape[3] == features
+    if not fit or value.shape[:3] != key.shape[:3] or queries < FEWEST_QUERIES or key.shape[2] > MOST_KEYS:
         return None
+    is_causal = False
     if mask is None:  # transformers' rule: without a mask, a decoder's attention is causal
-        is_causal = settings.get("is_causal")
-        if getattr(module, "is_causal", True) if is_causal is None else is_causal:
+        asked_for = settings.get("is_causal")
+        is_causal = bool(getattr(module, "is_causal", True) if asked_for is None else asked_for)
+        if is_causal and queries != key.shape[2]:
             return None
     else:
-        mask = expanded(mask, (*query.shape[:3], key.shape[2]))
+        mask = expanded(mask, (rows, heads, queries, key.shape[2]))
         if mask is None:
             return None
     scale = settings.get("scaling")
-    return kernel().attend(query, key, value, mask, query.shape[-1] ** -0.5 if scale is None else scale)
+    return kernel().attend(query, key, value, mask, features**-0.5 if scale is None else scale, is_causal=is_causal)
 
 
 def expanded(mask: Tensor, shape: tuple[int, ...]) -> Tensor | None:

@@ -106,14 +106,16 @@ struct heads {
     int64_t row, head, token;
 };
 
-enum { NO_MASK, FLAGS, NUMBERS }; /* bytes that are not 0 for keys that are seen, or floats that are added to scores */
+/* Bytes that are not 0 for keys that are seen; floats that are added to scores; or a query sees the keys up to its place. */
+enum { NO_MASK, FLAGS, NUMBERS, CAUSAL };
 
 struct attention {
     struct heads q, k, v;
     const void *mask;
     int64_t mask_kind, mask_row, mask_head, mask_query, mask_key; /* elements from one to the next */
     int64_t rows, heads, queries, keys, features, value_features;
-    float *out; /* [rows, queries, heads, value features] */
+    int64_t sharing; /* heads that have the same keys and values */
+    float *out;      /* [rows, queries, heads, value features] */
     float scale;
 };
 

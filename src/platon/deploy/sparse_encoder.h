@@ -89,7 +89,7 @@ static int encode_rows(const struct encoding *w, int64_t first, int64_t rows, in
                         .level = w->level};
     struct attention *a = &in.attention;
     a->mask = mask_from(w->seen, first, 0);
-    a->rows = rows, a->heads = e->heads, a->queries = a->keys = tokens;
+    a->rows = rows, a->heads = e->heads, a->sharing = 1, a->queries = a->keys = tokens;
     a->features = made / e->heads, a->value_features = passed / e->heads, a->scale = 1.0f / sqrtf((float)a->features);
     if (!accept_all(e->inward, 3, in.matrices))
         return BAD_ARRAYS;

@@ -38,7 +38,7 @@ static int is_same_for_queries(const struct attention *a) {
 /* The mask from one of its rows and heads on. */
 static const void *mask_from(const struct attention *a, int64_t row, int64_t head) {
     int64_t size = a->mask_kind == NUMBERS ? sizeof(float) : 1;
-    return a->mask_kind == NO_MASK ? NULL : (const char *)a->mask + (row * a->mask_row + head * a->mask_head) * size;
+    return !a->mask ? NULL : (const char *)a->mask + (row * a->mask_row + head * a->mask_head) * size;
 }
 
 /* Scratch memory for one head, in floats. */
@@ -54,10 +54,13 @@ static int64_t attention_cost(const struct attention *a) {
 
 /* Prepare what `attend` takes; 0: there is nothing that it could compute. */
 static int accept_attention(struct attention *a) {
-    if (a->rows <= 0 || a->heads <= 0 || a->queries <= 0 || a->keys <= 0 || a->features <= 0 || a->value_features <= 0)
+    if (a->rows <= 0 || a->heads <= 0 || a->queries <= 0 || a->keys <= 0 || a->features <= 0 || a->value_features <= 0 ||
+        a->sharing <= 0)
         return 0;
     a->scale *= LOG2E;
-    if (a->mask_query && is_same_for_queries(a))
+    if (a->mask_kind == CAUSAL)
+        a->mask_query = 1; /* each query has a mask of its own */
+    else if (a->mask_query && is_same_for_queries(a))
         a->mask_query = 0;
     return 1;
 }

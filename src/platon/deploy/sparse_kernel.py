@@ -143,16 +143,25 @@ class SparseKernel:
         return out
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, threads: int | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        scale: float,
+        *,
+        is_causal: bool = False,
+        threads: int | None = None,
     ) -> Tensor:
         """softmax(scale · q kᵀ + mask) v, as [rows, tokens, heads, features]; 0 for a query that sees no key.
 
         Args:
             q: float32 [rows, heads, tokens, features], as `k` and `v`, each with contiguous features.
-            k: the keys.
-            v: the values.
+            k: the keys; they may have fewer heads, each for as many heads of `q` in a row.
+            v: the values, with as many heads as `k`.
             mask: [rows, heads, queries, keys]: bool, True for keys that are seen, or float32, added to the scores.
             scale: of the scores.
+            is_causal: without a mask, whether a query sees the keys up to its own place alone.
             threads: PyTorch's number by default.
         """
         rows, heads, queries, features = q.shape
@@ -163,8 +172,8 @@ class SparseKernel:
             return out.zero_()
         given = Attention(Heads.of(q), Heads.of(k), Heads.of(v), out=out.data_ptr(), scale=scale)
         given.rows, given.heads, given.queries, given.keys = rows, heads, queries, keys
-        given.features, given.value_features = features, value_features
-        given.set_mask(mask)
+        given.features, given.value_features, given.sharing = features, value_features, heads // k.shape[1]
+        given.set_mask(mask, is_causal=is_causal)
         if self._attention(ctypes.byref(given), threads, self._parallel, self.level):
             raise MemoryError(f"no memory for attention to {keys} tokens on {threads} threads; use fewer threads")
         return out

@@ -11,6 +11,7 @@ from platon.deploy.sparse_matrix import SparseMatrix
 
 ACTIVATIONS = {"none": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}  # as in sparse.c
 MASKS = {torch.bool: 1, torch.float32: 2}  # as in sparse.c
+_CAUSAL = 3
 
 
 class Layer(ctypes.Structure):
@@ -52,13 +53,16 @@ class Attention(ctypes.Structure):
         ("mask", ctypes.c_void_p),
         *((f"mask_{name}", ctypes.c_int64) for name in ("kind", "row", "head", "query", "key")),
         *((name, ctypes.c_int64) for name in ("rows", "heads", "queries", "keys", "features", "value_features")),
+        ("sharing", ctypes.c_int64),
         ("out", ctypes.c_void_p),
         ("scale", ctypes.c_float),
     )
 
-    def set_mask(self, mask: Tensor | None) -> None:
-        """[rows, heads, queries, keys]: bool, or float32."""
-        if mask is not None:
+    def set_mask(self, mask: Tensor | None, *, is_causal: bool = False) -> None:
+        """[rows, heads, queries, keys]: bool, or float32; without one, a query may see the keys up to its own place."""
+        if mask is None:
+            self.mask_kind = _CAUSAL if is_causal else 0
+        else:
             self.mask, self.mask_kind = mask.data_ptr(), MASKS[mask.dtype]
             self.mask_row, self.mask_head, self.mask_query, self.mask_key = mask.stride()
 
