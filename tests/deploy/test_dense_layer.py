@@ -194,6 +194,13 @@ def test_other_precisions(layer: DenseLinear, calls: Calls) -> None:
     assert not calls.tokens
 
 
+@pytest.mark.parametrize("shape", [(200,), (2, 2, 200), (1, 8, 200)])
+def test_any_number_of_dimensions(layer: DenseLinear, calls: Calls, shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    assert torch.allclose(layer(x), plain(layer)(x), atol=1e-5)
+    assert len(calls.tokens) == 1
+
+
 def test_what_does_not_fit_gets_pytorchs_own_words(layer: DenseLinear) -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         layer(torch.randn(1, 199))
