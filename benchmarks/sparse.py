@@ -105,7 +105,7 @@ def measure_encoder(name: str, keep: float, rounds: int) -> list[Found]:
 
 
 def measure_decoder() -> list[Found]:
-    """A decoder of the size of SmolLM-135M: tokens a second, one at a time after a prompt of 16; and a longer prompt."""
+    """A decoder of the size of SmolLM-135M: tokens a second, one at a time after 16 others, and a longer prompt."""
     found: list[Found] = []
     models: dict[float, Any] = {zeros: masks.decoder(1 - zeros) for zeros in (0.5, 0.8)}
     ids, long = torch.randint(0, 49152, (1, 16)), torch.randint(0, 49152, (1, PROMPT))
