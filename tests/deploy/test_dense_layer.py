@@ -201,9 +201,16 @@ def test_any_number_of_dimensions(layer: DenseLinear, calls: Calls, shape: tuple
     assert len(calls.tokens) == 1
 
 
-def test_what_does_not_fit_gets_pytorchs_own_words(layer: DenseLinear) -> None:
+def test_what_does_not_fit_gets_pytorchs_own_words(layer: DenseLinear, calls: Calls) -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         layer(torch.randn(1, 199))
+    layer.bias = nn.Parameter(torch.zeros(299), requires_grad=False)
+    with pytest.raises(RuntimeError, match="expanded size"):
+        layer(torch.randn(1, 200))
+    layer.weight = nn.Parameter(torch.zeros(300, 5000), requires_grad=False)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        layer(torch.randn(1, 200))
+    assert not calls.tokens
 
 
 @pytest.mark.parametrize(

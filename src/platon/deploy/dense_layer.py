@@ -21,22 +21,25 @@ class DenseLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # as nn.Linear calls it
         weight, bias = self._parameters.get("weight"), self._parameters.get("bias")
-        if weight is not None and self._is_readable(input, weight, bias):
+        if weight is not None and _is_readable(input, weight, bias):
             return kernel().dense(input, weight, bias)
         return super().forward(input)
 
-    def _is_readable(self, x: Tensor, *held: Tensor | None) -> bool:
-        """Whether the kernel computes the same: plain float32 numbers in memory, and nothing is derived from them."""
-        if not is_eager(x) or not 0 < x.numel() <= _MOST_TOKENS * self.in_features or has_tangent(x):
-            return False
-        if torch.is_autocast_enabled("cpu") or x.shape[-1:] != (self.in_features,):
-            return False
-        tensors = [x, *(one for one in held if one is not None)]
-        if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
-            return False
-        if any(one.dtype != torch.float32 or one.device.type != "cpu" for one in tensors):
-            return False
-        return all(type(one) is nn.Parameter and one.is_contiguous() for one in tensors[1:])
+
+def _is_readable(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether the kernel computes the same: few tokens that fit, in plain float32, and nothing is derived from it."""
+    if not is_eager(x) or has_tangent(x) or torch.is_autocast_enabled("cpu"):
+        return False
+    if x.shape[-1:] != weight.shape[1:] or not 0 < x.numel() <= _MOST_TOKENS * weight.shape[1]:
+        return False
+    held = [weight] if bias is None else [weight, bias]
+    if bias is not None and bias.shape != weight.shape[:1]:
+        return False
+    if torch.is_grad_enabled() and any(one.requires_grad for one in (x, *held)):
+        return False
+    if any(one.dtype != torch.float32 or one.device.type != "cpu" for one in (x, *held)):
+        return False
+    return all(type(one) is nn.Parameter and one.is_contiguous() for one in held)
 
 
 def read_faster(model: nn.Module) -> None:
