@@ -155,7 +155,7 @@ def bars(found: list[Found]) -> None:
         wanted.append((f"{name}, {kept:.0%} kept, 128 tokens or more: times int8", pick(many, "int8"), 2.0))
         wanted.append((f"{name}, {kept:.0%} kept, compact first: times sparse", pick(cells, "sparse", "compact"), 0.95))
     decoders = ("50% zeros", "80% zeros")
-    for name, part, least in (("decoder", "decoder", (1.3, 2.0)), (f"prompt of {PROMPT}", "prompt", (2.0, 4.0))):
+    for name, part, least in (("decoder", "decoder", (1.3, 2.0)), (f"prompt of {PROMPT}", "prompt", (2.0, 3.5))):
         for one, bar in zip(decoders, least, strict=True):
             wanted.append((f"{name}, {one}: times dense", pick(found, "dense", one, part=part), bar))
     for name, values, bar in wanted:
