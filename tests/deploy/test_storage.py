@@ -445,3 +445,51 @@ def test_what_cannot_be_built_again_is_not_saved(small: nn.Module, tmp_path: Pat
     with pytest.raises(TypeError, match="model must be a model of transformers or a SentenceTransformer, got Linear"):
         platon.save(nn.Linear(2, 2), tmp_path / "model")
     assert not list(tmp_path.iterdir())
+
+
+class BertForMaskedLM(hf.BertForMaskedLM):
+    """Has the name of a class of transformers, and another forward pass."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        found = super().forward(*args, **kwargs)
+        found.logits = 2 * found.logits
+        return found
+
+
+class Own(hf.BertForMaskedLM):
+    """Has a name of its own."""
+
+
+@pytest.mark.parametrize("kind", [BertForMaskedLM, Own])
+def test_a_class_of_the_user_is_not_saved(kind: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"^{kind.__name__} of .* cannot be saved: .* exports and runs no other code"):
+        platon.save(kind(hf.BertConfig(**SMALL)), tmp_path / "saved")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("own", [nn.Tanh, nn.Identity])
+@pytest.mark.parametrize("change", [platon.compact, deepcopy])
+def test_modules_of_the_user_are_not_saved(own: Any, change: Any, tmp_path: Path) -> None:
+    model = hf.BertForMaskedLM(hf.BertConfig(**SMALL)).eval()
+    prune_groups(model)
+    model.bert.encoder.layer[1].intermediate.intermediate_act_fn = own()
+    said = (
+        f"'bert.encoder.layer.1.intermediate.intermediate_act_fn' is a {own.__name__}, where transformers builds a GELU"
+    )
+    with pytest.raises(ValueError, match=said):
+        platon.save(change(model), tmp_path / "saved")
+    assert not list(tmp_path.iterdir())
+
+
+def test_of_the_users_modules_a_sparsified_model_can_leave_one_out(tmp_path: Path) -> None:
+    model = hf.BertForMaskedLM(hf.BertConfig(**SMALL)).eval()
+    inner = model.bert.encoder.layer[1].intermediate
+    inner.intermediate_act_fn = nn.Tanh()
+    with pytest.raises(ValueError, match="intermediate_act_fn' is a Tanh, where transformers builds a GELU"):
+        platon.save(platon.sparsify(model, dense_above=1), tmp_path / "saved")
+    inner.intermediate_act_fn = nn.Identity()
+    fast = platon.sparsify(model, dense_above=1)
+    platon.save(fast, tmp_path / "saved")
+    batch = {"input_ids": torch.arange(12)[None]}
+    assert torch.equal(logits(fast, batch), logits(platon.load(tmp_path / "saved"), batch))
+    assert torch.allclose(logits(fast, batch), logits(model, batch), atol=1e-5)

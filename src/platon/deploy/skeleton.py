@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import transformers
 from accelerate import init_empty_weights
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
@@ -23,6 +22,7 @@ from transformers.initialization import no_init_weights
 
 from platon.deploy import rebuild, replacement
 from platon.deploy.manifest import CONFIG, MANIFEST, Manifest, TensorType, read_json
+from platon.deploy.model_class import model_class
 from platon.deploy.recorder import Recorder
 from platon.engine.proof.discovery import heads
 
@@ -67,20 +67,6 @@ def build(manifest: Manifest, folder: Path) -> Built:
     else:
         _cut(model, manifest)
     return Built(model, as_configured)
-
-
-def model_class(name: Any) -> Any:
-    """The model class of transformers with this name."""
-    found: Any = None
-    if isinstance(name, str) and name.isidentifier():
-        try:
-            found = getattr(transformers, name, None)
-        except Exception:  # transformers imports lazily, and some classes need packages that are not there
-            found = None
-    is_model = isinstance(found, type) and issubclass(found, PreTrainedModel)
-    if not is_model or found.config_class is None or found.forward is nn.Module.forward:  # the last two: abstract ones
-        raise ValueError(f"the manifest names the class {name!r}, which is no model of transformers")
-    return found
 
 
 def stored_tensors(model: nn.Module) -> dict[str, Tensor]:

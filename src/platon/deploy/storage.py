@@ -34,6 +34,7 @@ from platon.deploy.manifest import (
     unchanged,
 )
 from platon.deploy.mapping import mapped
+from platon.deploy.model_class import check_class, check_modules
 from platon.deploy.place import place_of, swap
 from platon.deploy.rounding import PRECISIONS
 
@@ -186,8 +187,9 @@ def _contents(
 ) -> tuple[Manifest, dict[str, Tensor]]:
     """The manifest, and the tensors as they are stored; what `load` could not build again is refused."""
     name, config = type(model).__name__, model.config
+    check_class(model)
     with torch.device("meta"):  # only the names and shapes count
-        outline = skeleton.model_class(name)(type(config).from_dict(config.to_dict()))
+        outline = type(model)(type(config).from_dict(config.to_dict()))
     modules = replacement.packed(model)
     if form.embeddings is not None:
         tables = packed_embeddings(model)
@@ -213,6 +215,7 @@ def _contents(
         precision=form.precision,
         replaced=replacement.describe(model, outline, modules) if modules else {},
     )
+    check_modules(model, outline, manifest.replaced)
     skeleton.cut_to_manifest(outline, manifest)
     skeleton.check_fit(manifest, outline, f"{name} as transformers builds it")
     stored = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
