@@ -169,10 +169,25 @@ def test_calls_that_ask_for_more_take_the_modules_own_way(calls: list[int]) -> N
     assert not calls
     assert torch.equal(layer(x, plain, None, past_key_values=None), layer(x, attention_mask=plain))
     assert len(calls) == 2
-    # Last, because transformers then leaves hooks on the modules, so that no layer is computed at once any more.
-    every = fast(IDS, output_hidden_states=True).hidden_states
-    for got, want in zip(every, model(IDS, output_hidden_states=True).hidden_states, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_hooks_that_transformers_leaves_change_nothing(calls: list[int]) -> None:
+    """Once hidden states were asked for, hooks stay on layers and attentions, and mostly wait for nothing."""
+    model = prune(BertModel(BertConfig(**SMALL)))
+    before = platon.sparsify(model, dense_above=1)
+    want = model(IDS, output_hidden_states=True)
+    assert model.encoder.layer[0]._forward_hooks
+    for fast in (before, platon.sparsify(model, dense_above=1)):
+        every = fast(IDS, output_hidden_states=True).hidden_states
+        for got, one in zip(every, want.hidden_states, strict=True):
+            torch.testing.assert_close(got, one, rtol=1e-4, atol=1e-5)
+        fast(IDS)  # with a trial
+        calls.clear()
+        found = fast(IDS)
+        assert calls == [2]
+        assert found.hidden_states is None
+        torch.testing.assert_close(found.last_hidden_state, want.last_hidden_state, rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from platon.deploy.encoder_call import Arguments, EncoderCall
 from platon.deploy.encoder_layer import EncoderLayer
 from platon.deploy.inference_layer import change_count
-from platon.deploy.outline import is_hooked
+from platon.deploy.outline import is_watched
 
 
 class _Tokens:
@@ -88,7 +88,7 @@ class EncoderStack:
     def _is_plain(self) -> bool:
         """Whether the module still has these layers, in their order, and nobody waits for what goes through them."""
         held = self.module._modules.get(self.name)
-        if held is None or list(held._modules.values()) != self._modules or any(map(is_hooked, self._modules)):
+        if held is None or list(held._modules.values()) != self._modules or any(map(is_watched, self._modules)):
             return False
         return [vars(one).get("forward") for one in self._modules] == self.layers
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Sequence
+import sys
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -14,6 +15,7 @@ from platon.engine.proof.replica import PLACES
 OWN = frozenset(vars(nn.Module()))  # what every module holds: its tensors, its modules and its hooks
 HOOKS = tuple(key for key in OWN if key.endswith(("hooks", "hooks_with_kwargs", "hooks_always_called")))
 _LEFT_OUT = OWN | set(PLACES)
+_CAPTURING = "transformers.utils.output_capturing"
 _GLOBAL_HOOKS = (nn.modules.module._global_forward_hooks, nn.modules.module._global_forward_pre_hooks)
 
 
@@ -34,12 +36,32 @@ def outline(module: nn.Module, without: str | None = None) -> Hashable:
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether somebody waits for what goes into a module or comes out of it."""
+    """Whether a module's forward pass has hooks."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
+def is_watched(module: nn.Module) -> bool:
+    """Whether somebody waits for what goes into a module or comes out of it at this moment."""
+    return _is_waiting(module._forward_hooks) or _is_waiting(module._forward_pre_hooks)
+
+
+def _is_waiting(hooks: Mapping[int, Any]) -> bool:
+    return bool(hooks) and (_is_capturing() or _has_others(hooks))
+
+
+def _has_others(hooks: Mapping[int, Any]) -> bool:
+    """Whether there are others than those of transformers, which stay on modules once hidden states were asked for."""
+    return any(getattr(hook, "__module__", None) != _CAPTURING for hook in hooks.values())
+
+
+def _is_capturing() -> bool:
+    """Whether hidden states or attention maps are asked for in this call; the hooks of transformers do nothing else."""
+    collector = getattr(sys.modules.get(_CAPTURING), "_active_collector", None)
+    return collector is None or bool(collector.get())
+
+
 class Wiring:
-    """Remembers the modules inside a module, to tell whether one was replaced, or hooked, since.
+    """Remembers the modules inside a module, to tell whether one was replaced since, or is watched.
 
     Hooks of the module itself do not count: whoever calls it runs them.
     """
@@ -60,7 +82,9 @@ class Wiring:
         return found
 
     def is_intact(self) -> bool:
-        return not any(self._hooks) and not any(_GLOBAL_HOOKS) and self._read() == self._children
+        if any(self._hooks) and any(map(_is_waiting, self._hooks)):  # mostly there are no hooks
+            return False
+        return not any(_GLOBAL_HOOKS) and self._read() == self._children
 
     def _read(self) -> list[nn.Module | None]:
         return list(itertools.chain.from_iterable(map(dict.values, self._held)))
@@ -73,7 +97,8 @@ def _contents(module: nn.Module, without: str | None) -> Hashable:
     shapes = tuple((key, tensor if tensor is None else (tensor.shape, tensor.dtype)) for key, tensor in tensors)
     held = vars(module)
     settings = tuple((key, _mark(value)) for key, value in held.items() if key not in _LEFT_OUT and key != without)
-    return shapes, settings, tuple(map(id, filter(None, map(held.get, HOOKS))))
+    hooks = [one for key in HOOKS if (one := held.get(key)) and _has_others(one)]
+    return shapes, settings, tuple(map(id, hooks))
 
 
 def _mark(value: Any) -> Hashable:
