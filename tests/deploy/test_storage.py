@@ -493,3 +493,12 @@ def test_of_the_users_modules_a_sparsified_model_can_leave_one_out(tmp_path: Pat
     batch = {"input_ids": torch.arange(12)[None]}
     assert torch.equal(logits(fast, batch), logits(platon.load(tmp_path / "saved"), batch))
     assert torch.allclose(logits(fast, batch), logits(model, batch), atol=1e-5)
+
+
+def test_a_model_that_takes_another_module_by_itself_is_saved(tmp_path: Path) -> None:
+    model = hf.BigBirdModel(hf.BigBirdConfig(**SMALL, block_size=8)).eval()
+    batch = {"input_ids": torch.arange(12)[None]}
+    want = model(**batch).last_hidden_state
+    assert type(model.encoder.layer[0].attention.self).__name__ == "BigBirdSelfAttention"
+    platon.save(model, tmp_path / "saved")
+    assert torch.equal(platon.load(tmp_path / "saved")(**batch).last_hidden_state, want)
