@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from platon.deploy.packed import Packed
+from platon.engine.module_hook import ModuleHook
 from platon.engine.proof.replica import PLACES
 
 OWN = frozenset(vars(nn.Module()))  # what every module holds: its tensors, its modules and its hooks
@@ -36,8 +37,9 @@ def outline(module: nn.Module, without: str | None = None) -> Hashable:
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether a module's forward pass has hooks."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    """Whether a copy of the module has hooks that do something in its forward pass."""
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return not all(isinstance(hook, ModuleHook) for hook in hooks)
 
 
 def is_watched(module: nn.Module) -> bool:
@@ -46,12 +48,15 @@ def is_watched(module: nn.Module) -> bool:
 
 
 def _is_waiting(hooks: Mapping[int, Any]) -> bool:
-    return bool(hooks) and (_is_capturing() or _has_others(hooks))
+    return any(not _is_idle(hook) or (_is_capturing() and not isinstance(hook, ModuleHook)) for hook in hooks.values())
 
 
-def _has_others(hooks: Mapping[int, Any]) -> bool:
-    """Whether there are others than those of transformers, which stay on modules once hidden states were asked for."""
-    return any(getattr(hook, "__module__", None) != _CAPTURING for hook in hooks.values())
+def _is_idle(hook: Any) -> bool:
+    """Whether a hook mostly does nothing.
+
+    Those of transformers stay on modules once hidden states were asked for; those of a training stay on copies.
+    """
+    return (hook.call is None) if isinstance(hook, ModuleHook) else getattr(hook, "__module__", None) == _CAPTURING
 
 
 def _is_capturing() -> bool:
@@ -97,7 +102,7 @@ def _contents(module: nn.Module, without: str | None) -> Hashable:
     shapes = tuple((key, tensor if tensor is None else (tensor.shape, tensor.dtype)) for key, tensor in tensors)
     held = vars(module)
     settings = tuple((key, _mark(value)) for key, value in held.items() if key not in _LEFT_OUT and key != without)
-    hooks = [one for key in HOOKS if (one := held.get(key)) and _has_others(one)]
+    hooks = [one for key in HOOKS if (one := held.get(key)) and not all(map(_is_idle, one.values()))]
     return shapes, settings, tuple(map(id, hooks))
 
 

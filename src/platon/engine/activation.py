@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from platon.engine.matrix import Matrix
+from platon.engine.module_hook import ModuleHook
 from platon.engine.output import named_inputs, token_mask
 from platon.engine.shard import everyone
 from platon.engine.topology import is_conv1d
@@ -38,8 +39,9 @@ class InputNorms:
 
     def attach(self) -> None:
         """Count from now on."""
-        self._handles = [self._model.register_forward_pre_hook(self._begin, with_kwargs=True)]
-        self._handles += [one.register_forward_pre_hook(partial(self._count, name)) for one, name in self._readers]
+        self._handles = [self._model.register_forward_pre_hook(ModuleHook(self._begin), with_kwargs=True)]
+        for module, name in self._readers:
+            self._handles.append(module.register_forward_pre_hook(ModuleHook(partial(self._count, name))))
 
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._inputs = named_inputs(model, args, kwargs)

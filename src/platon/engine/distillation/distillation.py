@@ -12,6 +12,7 @@ from platon.engine.distillation.hidden import Layers
 from platon.engine.distillation.kind import KINDS, kind_of
 from platon.engine.distillation.lesson import Lesson
 from platon.engine.distillation.teacher import Precision, Teacher
+from platon.engine.module_hook import ModuleHook, UncompiledHook
 from platon.engine.output import loss_of, named_inputs, takes_loss, unwrapped, with_loss
 from platon.engine.score import checked_choice
 
@@ -94,9 +95,9 @@ class Distillation:
         if self.hidden_weight:
             self._layers = Layers(model, self._teacher.module, layers)
         self._handles = [
-            model.register_forward_pre_hook(self._begin, with_kwargs=True),
-            model.register_forward_hook(self._end, with_kwargs=True),
-            *(child.register_forward_pre_hook(self._see_precision) for child in model.children()),
+            model.register_forward_pre_hook(UncompiledHook(self._begin), with_kwargs=True),
+            model.register_forward_hook(UncompiledHook(self._end), with_kwargs=True),
+            *(child.register_forward_pre_hook(ModuleHook(self._see_precision)) for child in model.children()),
         ]
 
     @property
@@ -179,7 +180,6 @@ class Distillation:
 
     # --- one forward pass --------------------------------------------------------------------------------------------
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # the teacher runs as it is, beside a compiled model
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._layers is not None:
             self._layers.student.end()
@@ -200,7 +200,6 @@ class Distillation:
         if self._active:
             self._precision = _autocast(self._device)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _end(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         if not self._active or self._teacher is None:
             return None

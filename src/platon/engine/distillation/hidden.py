@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from platon.engine.distillation.divergence import relative_error, widened
+from platon.engine.module_hook import ModuleHook
 from platon.engine.output import setting, token_mask, unwrapped
 from platon.engine.topology import blocks, is_conv1d, weights_of
 
@@ -37,7 +38,7 @@ class BlockHooks:
         self._taken: Taken = []
         decoder = _decoder_modules(model)
         self._handles: list[RemovableHandle] = [
-            block.register_forward_hook(self._hook(id(block) in decoder)) for block in found.values()
+            block.register_forward_hook(ModuleHook(self._hook(id(block) in decoder))) for block in found.values()
         ]
 
     def _hook(self, in_decoder: bool) -> Any:
