@@ -502,3 +502,13 @@ def test_a_model_that_takes_another_module_by_itself_is_saved(tmp_path: Path) ->
     assert type(model.encoder.layer[0].attention.self).__name__ == "BigBirdSelfAttention"
     platon.save(model, tmp_path / "saved")
     assert torch.equal(platon.load(tmp_path / "saved")(**batch).last_hidden_state, want)
+
+
+def test_a_model_with_parametrizations_is_saved(tmp_path: Path) -> None:
+    sizes = {"conv_dim": [8, 8], "conv_stride": [5, 2], "conv_kernel": [10, 3], "num_feat_extract_layers": 2}
+    config = hf.HubertConfig(**SMALL, **sizes, num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=4)
+    model = hf.HubertModel(config).eval()
+    assert type(model.encoder.pos_conv_embed.conv).__name__ == "ParametrizedConv1d"
+    platon.save(model, tmp_path / "saved")
+    sound = {"input_values": torch.randn(1, 400)}
+    assert torch.equal(platon.load(tmp_path / "saved")(**sound).last_hidden_state, model(**sound).last_hidden_state)

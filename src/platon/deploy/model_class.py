@@ -42,12 +42,17 @@ def check_modules(model: PreTrainedModel, built: nn.Module, described: Collectio
     """
     held = dict(model.named_modules())
     for name, wanted in built.named_modules():
-        own, kind = type(held.get(name, wanted)), type(wanted)
+        own, kind = _plain(held.get(name, wanted)), _plain(wanted)
         if own is not kind and name not in described and not _stands_for(own, kind):
             raise ValueError(
                 f"{name!r} is a {own.__name__}, where transformers builds a {kind.__name__} from the configuration, so "
                 "that `platon.load` would open another model; change the configuration instead"
             )
+
+
+def _plain(module: nn.Module) -> type:
+    """The class of a module, without the one that torch makes for each module with a parametrization (a weight norm)."""
+    return next(cls for cls in type(module).__mro__ if cls.__module__ != "torch.nn.utils.parametrize")
 
 
 def _stands_for(own: type, kind: type) -> bool:
