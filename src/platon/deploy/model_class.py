@@ -51,7 +51,7 @@ def check_modules(model: PreTrainedModel, built: nn.Module, described: Collectio
 
 
 def _plain(module: nn.Module) -> type:
-    """The class of a module, without the one that torch makes for each module with a parametrization (a weight norm)."""
+    """The class of a module, without the one that torch makes for each module with a parametrization."""
     return next(cls for cls in type(module).__mro__ if cls.__module__ != "torch.nn.utils.parametrize")
 
 
