@@ -54,6 +54,7 @@ check: $(READY) release
 	$(BIN)/python benchmarks/attacks.py
 	$(BIN)/python benchmarks/proof.py
 	$(BIN)/python benchmarks/architectures.py
+	$(BIN)/python benchmarks/sparse_models.py
 	$(BIN)/python benchmarks/mistakes.py
 
 # Wheel and sdist, built, installed in an empty environment and used there.
