@@ -115,7 +115,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Tensor], 
         lambda: AlbertModel(AlbertConfig(**SMALL, embedding_size=16, intermediate_size=96)),
         states,
         8,
-        0,
+        1,
     ),
     "t5": (
         lambda: T5EncoderModel(T5Config(vocab_size=99, d_model=48, d_kv=24, d_ff=96, num_layers=2, num_heads=2)),
@@ -123,7 +123,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Tensor], 
         12,
         2,
     ),
-    "mlp": (mlp, numbers, 3, 0),
+    "mlp": (mlp, numbers, 3, 1),
     "encoder": (encoder, numbers, 4, 0),
 }
 
@@ -218,7 +218,8 @@ def test_an_activation_is_taken_only_where_it_follows(
     torch.manual_seed(0)
     model = prune(Odd(act, kind)).eval()
     fast = platon.sparsify(model, dense_above=1.0)
-    assert fast.first.activation == (name if kind == "plain" else "none")
+    assert fast.first.activation == (name if kind in ("plain", "residual") else "none")
+    assert fast.second.activation == (name if kind == "after" else "none")
     torch.testing.assert_close(numbers(fast), numbers(model).detach(), rtol=1e-4, atol=1e-5)
 
 
@@ -228,6 +229,52 @@ def test_an_activation_that_is_used_elsewhere_stays(engine: type[nn.Module]) -> 
     model = prune(nn.Sequential(Odd(act, "plain"), act, Odd(act, "plain"))).eval()
     fast = platon.sparsify(model, dense_above=1.0)
     assert [layer.activation for layer in sparse_layers(fast).values()] == ["none"] * 4
+    torch.testing.assert_close(numbers(fast), numbers(model).detach(), rtol=1e-4, atol=1e-5)
+
+
+class Gated(nn.Module):
+    """A gated feed-forward part; `long_only`: the gate is used for long inputs alone."""
+
+    def __init__(self, act: nn.Module, long_only: bool = False) -> None:
+        super().__init__()
+        self.gate, self.up, self.down, self.act = nn.Linear(48, 96), nn.Linear(48, 96), nn.Linear(96, 48), act
+        self.long_only = long_only
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.up(x)
+        if not self.long_only or x.shape[-2] > 50:
+            made = made * (self.gate(x) if self.long_only else self.act(self.gate(x)))
+        return self.down(made)
+
+
+@pytest.mark.parametrize(("act", "name"), [(nn.GELU(approximate="tanh"), "gelu_tanh"), (nn.SiLU(), "none")])
+def test_the_gate_of_a_feed_forward_part_takes_the_activation(
+    act: nn.Module, name: str, engine: type[nn.Module]
+) -> None:
+    torch.manual_seed(0)
+    model = prune(nn.Sequential(Gated(act), Gated(copy.deepcopy(act)))).eval()
+    with torch.no_grad():
+        model[0].down.weight.zero_()  # whatever comes before it: the other one, which is alike, shows what follows what
+    fast = platon.sparsify(model, dense_above=1.0)
+    assert [layer.activation for layer in sparse_layers(fast).values()] == [name, "none", "none"] * 2
+    torch.testing.assert_close(numbers(fast), numbers(model).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_an_activation_that_a_trial_does_not_see_stays(engine: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = prune(Gated(nn.GELU(), long_only=True)).eval()
+    fast = platon.sparsify(model, dense_above=1.0)
+    assert [layer.activation for layer in sparse_layers(fast).values()] == ["none"] * 3
+    x = torch.randn(60, 48)
+    torch.testing.assert_close(fast(x), model(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_each_activation_in_a_row_is_taken(engine: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    linears = [nn.Linear(48, 48) for _ in range(3)]
+    model = prune(nn.Sequential(linears[0], nn.GELU(), linears[1], nn.ReLU(), linears[2])).eval()
+    fast = platon.sparsify(model, dense_above=1.0)
+    assert [layer.activation for layer in sparse_layers(fast).values()] == ["gelu", "relu", "none"]
     torch.testing.assert_close(numbers(fast), numbers(model).detach(), rtol=1e-4, atol=1e-5)
 
 

@@ -196,6 +196,9 @@ class CsrLinear(InferenceLayer):
         self.register_buffer("columns", matrix.col_indices().clone())
         self.register_buffer("values", matrix.values().clone())
 
+    def outline(self) -> Hashable:
+        return type(self), self.in_features, self.out_features, self.activation, self.bias is None
+
     def portable(self) -> SparseLinear:
         return SparseLinear(self.weight, self.bias, self.activation)
 

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections import Counter
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from platon.deploy import calibration, sparse_kernel
+from platon.deploy.activation import followers
 from platon.deploy.choice import Candidate, blocks_of, choose
 from platon.deploy.dense_layer import DenseLinear
 from platon.deploy.layer import CsrLinear, SparseLinear
 from platon.deploy.outline import is_hooked
 from platon.deploy.replacement import skip_fast_paths
 from platon.deploy.sparse_fusion import fuse
-from platon.deploy.sparse_operator import ACTIVATE
 from platon.engine.proof.linear import inputs_of, width_in
 from platon.engine.topology import is_conv1d
-
-_PROBE = torch.linspace(-8, 8, 257)
 
 
 @torch.no_grad()
@@ -76,7 +72,7 @@ def sparsify(model: nn.Module, *, tokens: int = 128, dense_above: float | None =
     # deepcopy uses what its memo holds for a module instead of copying it, so the sparse layers take the place of the
     # dense ones wherever these are referred to, and the dense weights are not copied.
     memo: dict[int, object] = {}
-    for module, (activation, name) in _followed_by(model, chosen).items():
+    for module, (activation, name) in followers(model, chosen).items():
         memo[id(activation)] = nn.Identity()
         memo[id(module)] = _made(make, module, name)
     for module in chosen:
@@ -121,62 +117,3 @@ def _whole(module: nn.Module) -> Tensor:
 def _made(make: type[SparseLinear] | type[CsrLinear], module: nn.Module, activation: str) -> nn.Module:
     bias = module.get_parameter("bias") if getattr(module, "bias", None) is not None else None
     return make(_whole(module), bias, activation)
-
-
-# --- activations that become part of the layer before them -----------------------------------------------------------
-
-
-def _followed_by(model: nn.Module, chosen: list[nn.Module]) -> dict[nn.Module, tuple[nn.Module, str]]:
-    """The activation that follows a layer and nothing else, for each chosen layer with one that the kernel can compute.
-
-    Candidates are modules that contain one activation and one or two linear layers. A trial on random tokens then has
-    to show that the module computes act(first(x)) or second(act(first(x))).
-    """
-    uses = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
-    wanted = {id(module) for module in chosen}
-    found: dict[nn.Module, tuple[nn.Module, str]] = {}
-    for module in model.modules():
-        children = [child for child in module.children() if not isinstance(child, nn.Dropout | nn.Identity)]
-        linears = [child for child in children if _is_plain_linear(child)]
-        others = [child for child in children if not _is_plain_linear(child)]
-        if len(others) != 1 or len(linears) not in (1, 2) or id(linears[0]) not in wanted:
-            continue
-        first, activation = linears[0], others[0]
-        name = _activation_name(activation)
-        if name and uses[id(first)] == uses[id(activation)] == 1 and _computes(module, linears, activation):
-            found[first] = (activation, name)
-    return found
-
-
-def _activation_name(module: nn.Module) -> str | None:
-    """The name of the activation that a module computes, found by trying it on numbers; `None`: another one."""
-    if next(iter(_tensors(module)), None) is not None:
-        return None
-    try:
-        out = module(_PROBE.clone())
-    except Exception:  # not an activation: it takes another kind of input
-        return None
-    if not isinstance(out, Tensor) or out.shape != _PROBE.shape:
-        return None
-    known = (name for name in ("gelu", "gelu_tanh", "relu") if torch.allclose(out, ACTIVATE[name](_PROBE), 1e-5, 1e-6))
-    return next(known, None)
-
-
-def _computes(module: nn.Module, linears: list[nn.Module], activation: nn.Module) -> bool:
-    """Whether the module computes its first linear, the activation, and its second linear if it has one."""
-    shared: dict[int, object] = {id(tensor): tensor for tensor in _tensors(module)}
-    trial = copy.deepcopy(module, shared).eval()  # a copy, so that the model stays in its mode; the weights are shared
-    x = torch.randn(3, width_in(linears[0]), generator=torch.Generator().manual_seed(0))
-    try:
-        out = trial(x.clone())
-        expected = activation(linears[0](x))
-        if len(linears) == 2:
-            expected = linears[1](expected)
-    except Exception:  # it takes other inputs, or its layers do not follow each other
-        return False
-    return isinstance(out, Tensor) and out.shape == expected.shape and torch.allclose(out, expected, 1e-5, 1e-6)
-
-
-def _tensors(module: nn.Module) -> Iterator[Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()
