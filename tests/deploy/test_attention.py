@@ -21,6 +21,8 @@ from transformers import (
     LlamaModel,
     MistralConfig,
     MistralModel,
+    T5Config,
+    T5Model,
     ViTConfig,
     ViTModel,
 )
@@ -257,6 +259,23 @@ def test_a_decoder_attends_by_the_kernel(build: Callable[[], nn.Module], mask: T
         want = model(IDS[:, :length], attention_mask=None if mask is None else mask[:, :length]).last_hidden_state
         torch.testing.assert_close(got[there[:, :length]], want[there[:, :length]], rtol=1e-4, atol=1e-5)
     assert used == [True] * 4
+
+
+@pytest.mark.parametrize("mask", [None, padding()], ids=["whole", "padded"])
+@torch.no_grad()
+def test_a_bias_for_positions(mask: Tensor | None, used: list[bool]) -> None:
+    """The encoder's own, with a mask or without, and the decoder's, which is causal."""
+    sizes = {"vocab_size": 99, "d_model": 48, "d_kv": 12, "d_ff": 96, "num_layers": 2, "num_heads": 4}
+    model = prune(T5Model(T5Config(**sizes)).eval())
+    for bias in (one for one in model.modules() if isinstance(one, nn.Embedding) and one.num_embeddings == 32):
+        bias.weight.normal_(0, 3)
+    fast = platon.sparsify(model, dense_above=1)
+    asked: dict[str, Any] = {"input_ids": IDS, "attention_mask": mask, "use_cache": False}
+    for own in (IDS.flip(1), IDS[:, :9]):
+        used.clear()
+        got, want = (one(**asked, decoder_input_ids=own).last_hidden_state for one in (fast, model))
+        assert used == [True] * 6  # of each layer; the decoder's attend to the encoder too
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("build", [gpt2, llama, mistral])

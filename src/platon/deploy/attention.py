@@ -20,8 +20,8 @@ from platon.deploy.sparse_structure import MASKS
 
 _NAME = "sdpa"
 _MARK = "attends_by_kernel"  # an attribute of the modules that do
-# Of these the function under "sdpa" reads the first two alone; a window is in the mask where it leaves out a key.
-_KNOWN = {"scaling", "is_causal", "use_cache", "position_ids", "sliding_window"}
+# Of these the function under "sdpa" reads the first three alone; a window is in the mask where it leaves out a key.
+_KNOWN = {"scaling", "is_causal", "position_bias", "use_cache", "position_ids", "sliding_window"}
 FEWEST_QUERIES = 6  # the kernel reorders the keys first, which does not pay off for fewer
 MOST_KEYS = 1024  # those of one head then fit in the second-level cache
 
@@ -80,12 +80,26 @@ def _attend(
         is_causal = bool(getattr(module, "is_causal", True) if asked_for is None else asked_for)
         if is_causal and queries != key.shape[2]:
             return None
-    else:
-        mask = expanded(mask, (rows, heads, queries, key.shape[2]))
-        if mask is None:
+    shape = rows, heads, queries, key.shape[2]
+    if mask is not None and (mask := expanded(mask, shape)) is None:
+        return None
+    bias = settings.get("position_bias")
+    if bias is not None:
+        bias = expanded(bias, shape)
+        if bias is None or bias.dtype != torch.float32:
             return None
+        mask, is_causal = _biased(mask, bias, is_causal), False
     scale = settings.get("scaling")
     return kernel().attend(query, key, value, mask, features**-0.5 if scale is None else scale, is_causal=is_causal)
+
+
+def _biased(mask: Tensor | None, bias: Tensor, is_causal: bool) -> Tensor:
+    """What is added to the scores where a bias depends on positions, as in T5."""
+    if mask is None and is_causal:
+        mask = torch.ones(bias.shape[2:], dtype=torch.bool).tril()
+    if mask is None:
+        return bias
+    return torch.where(mask, bias, torch.finfo(bias.dtype).min) if mask.dtype == torch.bool else bias + mask
 
 
 def expanded(mask: Tensor, shape: tuple[int, ...]) -> Tensor | None:

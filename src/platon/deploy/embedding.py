@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from platon.deploy.dense_view import DenseView
 from platon.deploy.packed import Description, Packed, Shapes, size
 
 _LARGEST = 127
@@ -43,7 +44,8 @@ class PackedEmbedding(Packed):
     @property
     def weight(self) -> Tensor:
         """The table in float32: a new tensor at every call, for code that reads it without a lookup."""
-        return self.numbers * self.scales[:, None]
+        numbers, scales = self.numbers, self.scales
+        return DenseView.of(scales, (self.num_embeddings, self.embedding_dim), lambda: numbers * scales[:, None])
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # as nn.Embedding calls it
         return F.embedding(input, self.numbers) * F.embedding(input, self.scales[:, None])

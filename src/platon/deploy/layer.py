@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from platon.deploy import sparse_kernel, sparse_matrix
+from platon.deploy.dense_view import DenseView
 from platon.deploy.inference_layer import InferenceLayer, change_count, copied, is_eager
 from platon.deploy.packed import Description, Shapes, size
 from platon.deploy.sparse_matrix import PROBLEMS, SparseMatrix
@@ -88,8 +89,9 @@ class SparseLinear(InferenceLayer):
 
     @property
     def weight(self) -> Tensor:
-        """W as a dense matrix: a new tensor at every call."""
-        return sparse_matrix.to_dense(self.matrix)
+        """W as a dense matrix: a new tensor at every call, which is made once something is computed with it."""
+        matrix = self.matrix
+        return DenseView.of(self.values, (matrix.rows, matrix.columns_in), lambda: sparse_matrix.to_dense(matrix))
 
     def problem(self) -> str | None:
         matrix, found = self.matrix, sparse_kernel.find()
@@ -204,8 +206,9 @@ class CsrLinear(InferenceLayer):
 
     @property
     def weight(self) -> Tensor:
-        """W as a dense matrix: a new tensor at every call."""
-        return csr_matrix(self.starts, self.columns, self.values, self.out_features, self.in_features).to_dense()
+        """W as a dense matrix: a new tensor at every call, which is made once something is computed with it."""
+        arrays, rows, columns = (self.starts, self.columns, self.values), self.out_features, self.in_features
+        return DenseView.of(self.values, (rows, columns), lambda: csr_matrix(*arrays, rows, columns).to_dense())
 
     def problem(self) -> str | None:
         bias = () if self.bias is None else (self.bias,)
