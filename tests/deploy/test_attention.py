@@ -307,7 +307,9 @@ def test_more_than_the_equation_is_left_to_pytorch() -> None:
     module.is_causal = False  # type: ignore[assignment]
     settings: list[dict[str, Any]] = [
         {"dropout": 0.1},
-        {"position_bias": torch.zeros(1, 2, 8, 8)},
+        {"position_bias": torch.zeros(1, 2, 8, 8, dtype=torch.float64)},
+        {"position_bias": torch.ones(1, 2, 8, 8, dtype=torch.bool)},
+        {"position_bias": torch.zeros(2, 8, 8)},
         {"output_attentions": True},
         {"softcap": 30.0},
         {"something_new": 1},
