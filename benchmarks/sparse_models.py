@@ -148,7 +148,7 @@ def bounds(model: nn.Module, made: list[Call]) -> Iterator[float]:
 def whole_layers(model: nn.Module) -> int:
     """How many encoder layers are one call of the kernel."""
     held = [vars(module).get("forward") for module in model.modules()]
-    return sum(isinstance(one, EncoderLayer) and one.confirmed is not None for one in held)
+    return sum(isinstance(one, EncoderLayer) and one.verdict[0] is not None for one in held)
 
 
 def generated(model: Any) -> Tensor | None:

@@ -76,6 +76,10 @@ class Layer(nn.Module):
         mask = None if change == "unmasked" else attention_mask
         if mask is not None and change == "inverted":
             mask = ~mask
+        if change == "window":  # a token sees its neighbours alone
+            place = torch.arange(x.shape[1])
+            near = (place[:, None] - place).abs() < 8
+            mask = near if mask is None else mask & near if mask.dtype == torch.bool else mask.masked_fill(~near, -1e9)
         scale = 1.0 if change == "scale" else None
         attended = F.scaled_dot_product_attention(
             q, k, v, mask, scale=scale, is_causal=change == "causal" and mask is None

@@ -37,7 +37,7 @@ pytestmark = needs_kernel
 def layers_of(model: nn.Module) -> list[nn.Module]:
     """The layers that are computed at once, as a trial found."""
     found = [vars(module).get("forward") for module in model.modules()]
-    return [one.parts.module for one in found if isinstance(one, EncoderLayer) and one.guess() is not None]
+    return [one.parts.module for one in found if isinstance(one, EncoderLayer) and one.guess(21) is not None]
 
 
 # --- the kernel -------------------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class Net(nn.Module):
     ("change", "shortened"),
     [("", True), ("order", True)]
     + [(change, False) for change in ("heads", "unmasked", "inverted", "scale", "causal", "residual")]
-    + [(change, False) for change in ("other residual", "parameter", "tuple")],
+    + [(change, False) for change in ("other residual", "parameter", "tuple", "window")],
 )
 @torch.no_grad()
 def test_what_computes_something_else_is_left_as_it_is(change: str, shortened: bool) -> None:
@@ -300,6 +300,23 @@ def test_what_computes_something_else_is_left_as_it_is(change: str, shortened: b
     x, mask = torch.randn(3, 9, 24), torch.rand(3, 1, 9, 9) < 0.6
     for seen in (None, mask):
         torch.testing.assert_close(fast(x, seen), model(x, seen), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_longer_text_is_tried_before_it_is_trusted(calls: list[int]) -> None:
+    """Six tokens are all near to each other, and seen by each; of twenty-one some are not."""
+    torch.manual_seed(0)
+    for change, expected in (("", 2), ("window", 0)):
+        model = prune(Net(change))
+        fast = platon.sparsify(model, dense_above=1)
+        for tokens, at_once in ((6, 2), (21, expected), (7, expected), (40, expected)):
+            x = torch.randn(3, tokens, 24)
+            torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
+            calls.clear()
+            torch.testing.assert_close(copy.deepcopy(fast)(x), model(x), rtol=1e-4, atol=1e-5)
+            calls.clear()
+            fast(x)
+            assert sum(calls) == at_once
 
 
 @torch.no_grad()

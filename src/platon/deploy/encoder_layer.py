@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import warnings
 from collections.abc import Hashable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,30 +21,31 @@ from platon.deploy.layer import SparseLinear
 from platon.deploy.outline import Wiring, outline
 from platon.deploy.sparse_sum import SparseSum, parts_of
 
-_ROWS, _TOKENS = 2, FEWEST_QUERIES  # of a trial
+_ROWS, _TOKENS = 2, FEWEST_QUERIES  # of the shortest trial
 _LEAST_CHANGE = 2e-3  # of an output, by another attention: a hundred times what is taken for rounding
 
 
 class Trials:
     """Finds out what the layers of a model compute. One trial tells for all that are alike but for their numbers.
 
-    Trials take some milliseconds, so they wait for the first call: loading a model does not pay for them.
+    A layer may do something else with longer texts, such as to attend to near tokens alone. So trials have as many
+    tokens as the calls that rely on them, and wait for these: loading a model does not pay for them.
     """
 
     def __init__(self) -> None:
-        self.untried: list[EncoderLayer] = []
+        self.layers: list[EncoderLayer] = []
 
-    def run(self) -> None:
-        layers, self.untried = self.untried, []
+    def run(self, tokens: int) -> None:
+        length = max(_TOKENS, 1 << (tokens - 1).bit_length())
         groups: dict[Hashable, list[EncoderLayer]] = {}
-        for layer in layers:
-            groups.setdefault(outline(layer.parts.module, without="forward"), []).append(layer)
+        for layer in self.layers:
+            if layer.call.is_intact():
+                groups.setdefault(outline(layer.parts.module, without="forward"), []).append(layer)
         for alike in groups.values():
             # Nearly empty layers attend to all tokens alike, whatever their heads are: the fullest one tells most.
-            fullest = max(alike, key=lambda layer: layer.parts.fullness)
-            guess = _confirmed(fullest) if fullest.call.is_intact() else None
+            guess = _confirmed(max(alike, key=lambda layer: layer.parts.fullness), length)
             for layer in alike:
-                layer.confirmed = guess
+                layer.verdict = guess, length
 
 
 class EncoderLayer:
@@ -56,19 +57,21 @@ class EncoderLayer:
 
     def __init__(self, parts: Parts, trials: Trials) -> None:
         self.parts, self._trials = parts, trials
-        self.confirmed: Guess | None = None
+        trials.layers.append(self)
+        self.verdict: tuple[Guess | None, int] = None, 0  # what a trial confirmed, and its tokens; one, for threads
         self.call = EncoderCall([parts], Wiring(parts.module))
         self._arguments = Arguments(parts.module)
 
-    def guess(self) -> Guess | None:
-        """What a trial confirmed; `None`: nothing."""
-        if self._trials.untried:
-            self._trials.run()
-        return self.confirmed
+    def guess(self, tokens: int) -> Guess | None:
+        """What a trial confirmed for texts of so many tokens; `None`: nothing."""
+        if tokens > self.verdict[1]:
+            self._trials.run(tokens)
+        guess, length = self.verdict
+        return guess if tokens <= length else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         asked = self._arguments.read(args, kwargs)
-        if asked is not None and self.call.takes(asked[0]) and (guess := self.guess()) is not None:
+        if asked is not None and self.call.takes(asked[0]) and (guess := self.guess(asked[0].shape[1])) is not None:
             found = self.call.answer(*asked, [guess])
             if found is not None:
                 return found
@@ -79,8 +82,12 @@ class EncoderLayer:
         return type(self.parts.module).forward(self.parts.module, *args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        self.guess()  # a copy of one layer is no copy of all
-        return self.__dict__
+        self.guess(_TOKENS)
+        return {**self.__dict__, "_trials": None}  # a copy of one layer is no copy of all
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _trials=Trials())
+        self._trials.layers.append(self)
 
 
 def shorten_layers(model: nn.Module) -> None:
@@ -89,8 +96,7 @@ def shorten_layers(model: nn.Module) -> None:
     for module in _candidates(model):
         parts = _find_parts(module)
         if parts is not None:
-            module.__dict__["forward"] = layer = EncoderLayer(parts, trials)
-            trials.untried.append(layer)
+            module.__dict__["forward"] = EncoderLayer(parts, trials)
 
 
 def _candidates(model: nn.Module) -> list[nn.Module]:
@@ -131,28 +137,52 @@ def _guesses(parts: Parts) -> Iterator[Guess]:
 
 
 @torch.no_grad()
-def _confirmed(layer: EncoderLayer) -> Guess | None:
-    """The first guess with which random tokens give what the module gives, without a mask and with one."""
-    random = torch.Generator().manual_seed(0)
-    x = 10 * torch.randn(_ROWS, _TOKENS, layer.parts.inward[0].in_features, generator=random)
-    mask = torch.rand(_ROWS, 1, _TOKENS, _TOKENS, generator=random) < 0.5
-    try:
-        with warnings.catch_warnings(), torch.autocast("cpu", enabled=False):
-            warnings.simplefilter("ignore")
-            want, masked = layer.original(x.clone()), layer.original(x.clone(), **{MASK: mask})
-    except Exception:  # it takes other arguments
-        return None
-    if not isinstance(want, Tensor) or not isinstance(masked, Tensor) or not layer.parts.hold_all():
+def _confirmed(layer: EncoderLayer, length: int) -> Guess | None:
+    """The first guess that explains what the module makes of a few random tokens, if it does so of many too."""
+    few = _Trial.of(layer, _TOKENS)
+    if few is None or not layer.parts.hold_all():
         return None
     for order, heads in _guesses(layer.parts):
-        with contextlib.suppress(ValueError):  # the kernel refuses layers that do not fit each other
-            found = [layer.call.answer(x, own, [(order, heads)]) for own in (None, mask)]
-            if _is_close(found[0], want) and _is_close(found[1], masked):
-                # If keys can take the place of queries, all tokens are attended to alike, and this trial shows nothing.
-                q, k, v = order
-                swapped = layer.call.answer(x, None, [((k, q, v), heads)])
-                return None if _is_close(swapped, want, _LEAST_CHANGE) else (order, heads)
+        if few.explains((order, heads)):
+            # If keys can take the place of queries, all tokens are attended to alike, and this trial shows nothing.
+            q, k, v = order
+            if _is_close(layer.call.answer(few.x, None, [((k, q, v), heads)]), few.want, _LEAST_CHANGE):
+                return None
+            many = few if length == _TOKENS else _Trial.of(layer, length)
+            return (order, heads) if many is not None and many.explains((order, heads)) else None
     return None
+
+
+class _Trial(NamedTuple):
+    """Random tokens, and what a layer makes of them, without a mask and with one."""
+
+    layer: EncoderLayer
+    x: Tensor
+    mask: Tensor
+    want: Tensor
+    masked: Tensor
+
+    @staticmethod
+    def of(layer: EncoderLayer, length: int) -> _Trial | None:
+        """A trial with so many tokens; `None`: the layer takes other arguments, or gives more than tokens."""
+        random = torch.Generator().manual_seed(0)
+        x = 10 * torch.randn(_ROWS, length, layer.parts.inward[0].in_features, generator=random)
+        mask = torch.rand(_ROWS, 1, length, length, generator=random) < 0.5
+        try:
+            with warnings.catch_warnings(), torch.autocast("cpu", enabled=False):
+                warnings.simplefilter("ignore")
+                want, masked = layer.original(x.clone()), layer.original(x.clone(), **{MASK: mask})
+        except Exception:  # whatever it says
+            return None
+        both = isinstance(want, Tensor) and isinstance(masked, Tensor)
+        return _Trial(layer, x, mask, want, masked) if both else None
+
+    def explains(self, guess: Guess) -> bool:
+        """Whether a guess gives the same."""
+        with contextlib.suppress(ValueError):  # the kernel refuses layers that do not fit each other
+            found = [self.layer.call.answer(self.x, own, [guess]) for own in (None, self.mask)]
+            return _is_close(found[0], self.want) and _is_close(found[1], self.masked)
+        return False
 
 
 def _is_close(got: Tensor | None, want: Tensor, by: float = 2e-5) -> bool:

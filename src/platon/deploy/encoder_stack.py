@@ -108,7 +108,7 @@ class EncoderStack:
 
     def compute(self, x: Tensor, mask: Any) -> Tensor:
         """What the last layer makes of tokens."""
-        guesses = [guess for layer in self.layers if (guess := layer.guess()) is not None]
+        guesses = [guess for layer in self.layers if (guess := layer.guess(x.shape[1])) is not None]
         found = self._call.answer(x, mask, guesses) if len(guesses) == len(self.layers) else None
         if found is None:
             raise _OtherwiseError
