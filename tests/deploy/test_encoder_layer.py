@@ -37,7 +37,7 @@ pytestmark = needs_kernel
 def layers_of(model: nn.Module) -> list[nn.Module]:
     """The layers that are computed at once, as a trial found."""
     found = [vars(module).get("forward") for module in model.modules()]
-    return [one.parts.module for one in found if isinstance(one, EncoderLayer) and one.guess(21) is not None]
+    return [one.module for one in found if isinstance(one, EncoderLayer) and one.guess(21) is not None]
 
 
 # --- the kernel -------------------------------------------------------------------------------------------------------

@@ -17,10 +17,9 @@ from platon.deploy.layer import SparseLinear, is_readable, is_trained
 from platon.deploy.outline import Wiring
 from platon.deploy.sparse_operator import kernel
 from platon.deploy.sparse_structure import Affine, Encoder, Layer
+from platon.deploy.trial import Guess
 
 MASK = "attention_mask"  # the argument of the modules of transformers
-
-Guess = tuple[tuple[int, ...], int]  # which layers make queries, keys and values, and the number of heads
 
 
 @dataclass(frozen=True)
@@ -44,11 +43,6 @@ class Parts:
         theirs = (*self.inward, *self.onward, *self.norms)
         held = {id(one) for part in theirs for one in (*part.parameters(), *part.buffers())}
         return held == {id(one) for one in (*self.module.parameters(), *self.module.buffers())}
-
-    @property
-    def fullness(self) -> int:
-        """How many weights decide about attention."""
-        return sum(layer.values.numel() for layer in self.inward)
 
 
 class _Packed(NamedTuple):
