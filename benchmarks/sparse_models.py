@@ -36,7 +36,7 @@ from torch import Tensor, nn
 import platon
 from architectures import apart, in_child
 from platon.deploy import dense_layer
-from platon.deploy.encoder_layer import EncoderLayer
+from platon.deploy.trial import Guessed
 from platon.engine.proof.call import mapped, short, tensors_in
 from platon.engine.proof.sample import Case, attempts
 from tiny_model import TYPES, build
@@ -146,9 +146,9 @@ def bounds(model: nn.Module, made: list[Call]) -> Iterator[float]:
 
 
 def whole_layers(model: nn.Module) -> int:
-    """How many encoder layers are one call of the kernel."""
+    """How many encoder layers, or attentions, are one call of the kernel."""
     held = [vars(module).get("forward") for module in model.modules()]
-    return sum(isinstance(one, EncoderLayer) and one.verdict[0] is not None for one in held)
+    return sum(isinstance(one, Guessed) and one.verdict[0] is not None for one in held)
 
 
 def generated(model: Any) -> Tensor | None:

@@ -128,12 +128,12 @@ class Arguments:
     def __init__(self, module: nn.Module) -> None:
         self.names = _names(type(module).forward)
 
-    def read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any] | None:
-        """Tokens and mask of a call; `None`: it asks for more."""
+    def read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *names: str) -> tuple[Any, ...] | None:
+        """Tokens of a call, and what it has by these names, by default the mask; `None`: it asks for more."""
         asked = {**dict(zip(self.names, args, strict=False)), **kwargs}
-        x, mask = asked.pop(self.names[0], None), asked.pop(MASK, None)
+        found = tuple(asked.pop(name, None) for name in (self.names[0], *(names or (MASK,))))
         is_more = len(args) > len(self.names) or any(own is not None and own is not False for own in asked.values())
-        return None if is_more else (x, mask)
+        return None if is_more else found
 
 
 @functools.cache

@@ -48,9 +48,9 @@ class EncoderLayer(Guessed):
         return output if isinstance(output, Tensor) else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        asked = self._arguments.read(args, kwargs)
-        if asked is not None and self.call.takes(asked[0]) and (guess := self.guess(asked[0].shape[1])) is not None:
-            found = self.call.answer(*asked, [guess])
+        x, mask = self._arguments.read(args, kwargs) or (None, None)
+        if self.call.takes(x) and (guess := self.guess(x.shape[1])) is not None:
+            found = self.call.answer(x, mask, [guess])
             if found is not None:
                 return found
         return self.original(*args, **kwargs)

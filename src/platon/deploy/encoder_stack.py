@@ -74,10 +74,10 @@ class EncoderStack:
         self._modules = [layer.parts.module for layer in layers]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        asked = self._arguments.read(args, kwargs)
-        if asked is not None and self._call.takes(asked[0]) and self._is_plain():
+        x, mask = self._arguments.read(args, kwargs) or (None, None)
+        if self._call.takes(x) and self._is_plain():
             with contextlib.suppress(Exception):  # whatever a module says to an object that is no tensor
-                return self._passed_on(*asked, args, kwargs)
+                return self._passed_on(x, mask, args, kwargs)
         return type(self.module).forward(self.module, *args, **kwargs)
 
     @functools.cached_property

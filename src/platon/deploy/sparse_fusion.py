@@ -23,6 +23,7 @@ from platon.deploy.encoder_layer import shorten_layers
 from platon.deploy.encoder_stack import join_layers
 from platon.deploy.layer import SparseLinear
 from platon.deploy.outline import is_hooked, outline
+from platon.deploy.self_attention import attend_at_once
 from platon.deploy.sparse_sum import SparseSum
 from platon.engine.proof.call import run, tensors_in
 from platon.engine.proof.sample import CASES, sources
@@ -46,6 +47,7 @@ def fuse(model: nn.Module) -> None:
         use_kernel(model)
         shorten_layers(model)
         join_layers(model)
+        attend_at_once(model)
         read_faster(model)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Hashable, Iterator, Sequence
+from types import CodeType
 from typing import Any
 
 import torch
@@ -77,6 +78,10 @@ class Guessed:
         """The tokens that the module gives, if it gives nothing else."""
         raise NotImplementedError
 
+    def size_of(self, output: Tensor) -> float:
+        """How large an output is, to which differences are related; that of a norm has about this size."""
+        return 1.0
+
     @property
     def fullness(self) -> int:
         """How many weights decide about attention."""
@@ -105,7 +110,7 @@ class Guessed:
                     want, got = self.tokens_of(self.original(x.clone(), **asked)), self.answer(x, guess, **asked)
                     if want is None or got is None or got.shape != want.shape:
                         return False
-                    if not torch.allclose(got, want, rtol=0, atol=by):
+                    if not torch.allclose(got, want, rtol=0, atol=by * self.size_of(want)):
                         return False
         except Exception:  # it takes other arguments, or the kernel refuses layers that do not fit each other
             return False
@@ -121,6 +126,12 @@ class Guessed:
     def original(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own `forward`."""
         return type(self.module).forward(self.module, *args, **kwargs)
+
+    @property
+    def __code__(self) -> CodeType:
+        """As a function has it, for `torch.export`."""
+        code: CodeType = type(self.module).forward.__code__
+        return code
 
     def __getstate__(self) -> dict[str, Any]:
         self.guess(TOKENS)
