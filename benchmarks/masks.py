@@ -9,8 +9,11 @@ import json
 from pathlib import Path
 
 import torch
+import transformers as hf
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
+
+import platon
 
 RECORDED = Path(__file__).with_name("kept_shares.json")  # the share that each matrix keeps, by percent over all
 LAYERS = 6  # of the model that was recorded
@@ -77,6 +80,31 @@ def bert(keep: float) -> BertModel:
     model = uneven(BertModel(BertConfig(), add_pooling_layer=False))
     prune(model.encoder, keep)
     return model.eval().requires_grad_(False)
+
+
+def others(keep: float) -> dict[str, nn.Module]:
+    """Models of about MiniLM's size, of other architectures, with random weights; each matrix keeps the same share."""
+    sizes = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12}
+    bert_like = {**sizes, "intermediate_size": 1536}
+    deberta = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 256}
+    configs = [
+        hf.DistilBertConfig(dim=384, hidden_dim=1536, n_layers=6, n_heads=12),
+        hf.MPNetConfig(**bert_like),
+        hf.AlbertConfig(**bert_like, embedding_size=128),
+        hf.ModernBertConfig(**sizes, intermediate_size=768, cls_token_id=1, sep_token_id=2, pad_token_id=0),
+        hf.DebertaV2Config(**{**bert_like, "num_attention_heads": 6}, **deberta),
+        hf.T5Config(d_model=384, d_kv=64, d_ff=1024, num_layers=6, num_heads=6, feed_forward_proj="gated-gelu"),
+    ]
+    found = {}
+    for config in configs:
+        torch.manual_seed(SEED)
+        model = hf.T5EncoderModel(config) if config.model_type == "t5" else hf.AutoModel.from_config(config)
+        found[config.model_type] = uneven(model)
+        with torch.no_grad():
+            for weight in platon.weights(model).matrices.values():
+                keep_largest(weight, keep)
+        model.eval().requires_grad_(False)
+    return found
 
 
 def decoder(keep: float) -> LlamaForCausalLM:

@@ -5,6 +5,7 @@
     python benchmarks/sparse.py --parts rates                the matrices of MiniLM: rate, and what bounds it
     python benchmarks/sparse.py --parts minilm --keep 0.1    an encoder (bert: of BERT-base's size) against dense eager
                                                              PyTorch and ONNX Runtime with weights in int8
+    python benchmarks/sparse.py --parts others               encoders of other architectures against eager PyTorch
     python benchmarks/sparse.py --parts decoder              tokens a second in generate(), at 50 and 80 % zeros
 
 All that is compared is timed in one run, its rounds interleaved, so that a noisy machine disturbs it all alike. A time
@@ -101,6 +102,23 @@ def measure_encoder(name: str, keep: float, rounds: int) -> list[Found]:
     return found
 
 
+def measure_others() -> list[Found]:
+    """Other architectures at 10 %, one thread."""
+    found: list[Found] = []
+    torch.set_num_threads(1)
+    for name, model in masks.others(0.1).items():
+        fast = platon.sparsify(model)
+        for batch, length in BATCHES[:3]:
+            ids = torch.randint(1000, 20000, (batch, length))
+            calls = {"dense": functools.partial(model, ids), "sparse": functools.partial(fast, ids)}
+            times = interleaved(calls, 5, PAUSE)
+            want, got = model(ids).last_hidden_state, fast(ids).last_hidden_state
+            facts: Found = {"part": "others", "model": name, "batch": f"{batch} x {length}", **ratios(times)}
+            found.append({**facts, "relative_error": float((got - want).abs().max() / want.abs().max())})
+            print(json.dumps(found[-1]), flush=True)
+    return found
+
+
 # --- a decoder --------------------------------------------------------------------------------------------------------
 
 
@@ -154,6 +172,7 @@ def bars(found: list[Found]) -> None:
         many = [one for one in cells if int(str(one["tokens"])) >= 128]
         wanted.append((f"{name}, {kept:.0%} kept, 128 tokens or more: times int8", pick(many, "int8"), 2.0))
         wanted.append((f"{name}, {kept:.0%} kept, compact first: times sparse", pick(cells, "sparse", "compact"), 0.95))
+    wanted.append(("other architectures: times dense", pick(found, "dense", part="others"), 2.0))
     decoders = ("50% zeros", "80% zeros")
     for name, part, least in (("decoder", "decoder", (1.3, 2.0)), (f"prompt of {PROMPT}", "prompt", (2.0, 3.5))):
         for one, bar in zip(decoders, least, strict=True):
@@ -173,7 +192,7 @@ def bars(found: list[Found]) -> None:
 @torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    every = ["layers", "rates", *ENCODERS, "decoder"]
+    every = ["layers", "rates", *ENCODERS, "others", "decoder"]
     parser.add_argument("--parts", nargs="+", default=every, choices=every)
     parser.add_argument("--keep", nargs="+", type=float, default=KEEPS, help="shares that the encoders keep")
     parser.add_argument("--rounds", type=int, default=9)
@@ -188,6 +207,8 @@ def main() -> None:
             found += [*measure_layers(), *measure_tokens(), *measure_densities()]
         elif part == "rates":
             found += measure_rates()
+        elif part == "others":
+            found += measure_others()
         elif part == "decoder":
             found += measure_decoder()
         else:
