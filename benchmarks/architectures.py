@@ -17,18 +17,12 @@ same outputs.
 - failed: the survey itself came to no result, as when the time is up.
 """
 
-import argparse
-import json
-import os
 import re
-import resource
-import signal
 import sys
 import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +34,9 @@ import platon
 from platon.deploy import onnx
 from platon.engine.proof.call import short, tensors_in
 from platon.engine.proof.discovery import heads, neurons, refusals
+from survey import arguments, each, recorded
 from tiny_model import TYPES, build, outputs
 
-SECONDS, GIGABYTES = 120, 6  # of processor time and memory, for one type
 AT_LEAST = 60
 _FROM, _TO = "<!-- survey: from here -->", "<!-- survey: to here -->"
 
@@ -186,32 +180,6 @@ def exported(name: str) -> dict[str, Any]:
     return found | {"outcome": "exact" if fine else "wrong"}
 
 
-def in_child(work: Callable[[str], dict[str, Any]], name: str, seconds: int) -> dict[str, Any]:
-    """A function of one type in a process of its own, with limits of time and memory."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        resource.setrlimit(resource.RLIMIT_AS, (GIGABYTES << 30, GIGABYTES << 30))
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-        signal.alarm(20 * seconds)  # one that waits for something
-        sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  # until the process ends
-        try:
-            found = work(name)
-        except BaseException as error:  # a child says everything in one line, whatever happens
-            found = {"type": name, "outcome": "failed", "why": short(error)}
-        os.write(writing, json.dumps(found).encode()[:60000])
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        said = pipe.read()
-    _, status = os.waitpid(child, 0)
-    if not said:
-        late = os.WTERMSIG(status) in (signal.SIGALRM, signal.SIGXCPU, signal.SIGKILL)
-        return {"type": name, "outcome": "failed", "why": f"more than {seconds} s" if late else f"ended with {status}"}
-    return dict(json.loads(said))
-
-
 def table(found: list[dict[str, Any]]) -> str:
     """The survey as the table of docs/architectures.md, below how many there are of each outcome."""
     counts = Counter(one["outcome"] for one in found)
@@ -255,39 +223,18 @@ def _brief(why: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("types", nargs="*", help="model types; all by default")
-    parser.add_argument(
-        "--results", type=Path, help="append a JSON line for each type to this file, and skip those in it"
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--page", type=Path, help="renew the table on this page by what is in --results, try nothing")
-    parser.add_argument("--seconds", type=int, default=SECONDS, help="of processor time for one type (%(default)s)")
     parser.add_argument("--onnx", action="store_true", help="export models and compact models to ONNX instead")
-    parser.add_argument("--here", action="store_true", help="run in this process, to see errors")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
-    known: list[dict[str, Any]] = []
-    if options.results and options.results.exists():
-        rows = map(json.loads, options.results.read_text().splitlines())
-        known = list({row["type"]: row for row in rows}.values())  # the last line of a type counts
     if options.page:
-        renew(options.page, known)
+        renew(options.page, recorded(options.results))
         return
     work = exported if options.onnx else survey
-    done = {one["type"] for one in known}
-    if not options.here:
-        survey("bert")  # so that the children need not import everything
-    for name in options.types or TYPES:
-        if name in done:
-            continue
-        found = work(name) if options.here else in_child(work, name, options.seconds)
-        known.append(found)
-        print(json.dumps(found), flush=True)
-        if options.results:
-            with options.results.open("a") as file:
-                file.write(json.dumps(found) + "\n")
+    known = each(work, options.types or TYPES, options.results, options.seconds, here=options.here)
     counts = Counter(one["outcome"] for one in known)
     print(", ".join(f"{outcome}: {count}" for outcome, count in sorted(counts.items())))
     if counts["wrong"] or (not options.types and counts["exact"] < AT_LEAST):

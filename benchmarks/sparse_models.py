@@ -18,9 +18,7 @@ generates. Dense layers of any size are computed by the kernel here, as large on
 Rounding is some times what the model itself differs by from its twin in float64.
 """
 
-import argparse
 import copy
-import json
 import sys
 import tempfile
 import warnings
@@ -34,14 +32,14 @@ import transformers
 from torch import Tensor, nn
 
 import platon
-from architectures import apart, in_child
+from architectures import apart
 from platon.deploy import dense_layer
 from platon.deploy.trial import Guessed
 from platon.engine.proof.call import mapped, short, tensors_in
 from platon.engine.proof.sample import Case, attempts
+from survey import arguments, each
 from tiny_model import TYPES, build
 
-SECONDS = 120
 CASES = (Case(3, 11), Case(2, 23, masked=True), Case(1, 40), Case(2, 1), Case(1, 9))
 BOUND, TIMES = 2e-5, 30  # of the largest output; and of what the model differs by from its twin in float64
 
@@ -182,30 +180,12 @@ KINDS = {"every layer": (0, _sparse), "every other layer": (2, _sparse), "saved 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("types", nargs="*", help="model types; all by default")
-    parser.add_argument("--results", type=Path, help="append a JSON line for each type, and skip those in it")
-    parser.add_argument("--seconds", type=int, default=SECONDS, help="of processor time for one type (%(default)s)")
-    parser.add_argument("--here", action="store_true", help="run in this process, to see errors")
-    options = parser.parse_args()
+    options = arguments(__doc__).parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     dense_layer._FEWEST_WEIGHTS = 0
-    rows = options.results.read_text().splitlines() if options.results and options.results.exists() else []
-    known = list(map(json.loads, rows))
-    done = {one["type"] for one in known}
-    if not options.here:
-        survey("bert")  # so that the children need not import everything
-    for name in options.types or TYPES:
-        if name in done:
-            continue
-        found = survey(name) if options.here else in_child(survey, name, options.seconds)
-        known.append(found)
-        print(json.dumps(found), flush=True)
-        if options.results:
-            with options.results.open("a") as file:
-                file.write(json.dumps(found) + "\n")
+    known = each(survey, options.types or TYPES, options.results, options.seconds, here=options.here)
     counts = Counter(one["outcome"] for one in known)
     print(", ".join(f"{outcome}: {count}" for outcome, count in sorted(counts.items())))
     if counts["wrong"]:
