@@ -512,3 +512,10 @@ def test_a_model_with_parametrizations_is_saved(tmp_path: Path) -> None:
     platon.save(model, tmp_path / "saved")
     sound = {"input_values": torch.randn(1, 400)}
     assert torch.equal(platon.load(tmp_path / "saved")(**sound).last_hidden_state, model(**sound).last_hidden_state)
+
+
+def test_a_compact_model_without_its_manifest_is_one_sentence(small: nn.Module, tmp_path: Path) -> None:
+    folder = platon.save(small, tmp_path / "model")
+    (folder / MANIFEST).unlink()
+    with pytest.raises(ValueError, match=r"^cannot read the model in .*: its weights do not fit its config\.json"):
+        platon.load(folder)

@@ -43,7 +43,9 @@ def load(folder: str | Path) -> Any:
         with _without_bars():
             config = transformers.AutoConfig.from_pretrained(folder)
             kind = getattr(transformers, (config.architectures or [""])[0], transformers.AutoModel)
-            model, found = kind.from_pretrained(folder, use_safetensors=True, output_loading_info=True)
+            # Other sizes are refused below, in one sentence.
+            settings = {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
+            model, found = kind.from_pretrained(folder, **settings)
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"cannot read the model in {str(folder)!r}: {' '.join(str(error).split())[:200]}") from error
     wrong = sorted(found["missing_keys"]) or sorted(str(one[0]) for one in found["mismatched_keys"])
