@@ -131,3 +131,13 @@ def test_digest_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
     assert record.file_sha256(tmp_path / "a") == record.sha256([b"a", b"bc"])
     assert record.file_sha256(tmp_path / "a").startswith("ba7816bf")
+
+
+@pytest.mark.parametrize("name", ["dense", "fast"])
+def test_what_was_added_later_may_be_missing_and_has_to_fit(name: str, tmp_path: Path) -> None:
+    for value in (None, {}, {"error": "no space"}):
+        record.write_json(tmp_path / record.RECORD, WHOLE | {name: value})
+        assert record.read_record(tmp_path) == WHOLE | {name: value}
+    record.write_json(tmp_path / record.RECORD, WHOLE | {name: 3})
+    with pytest.raises(UserError, match=f"is half a record: {name!r} is missing or damaged .{name}: "):
+        record.read_record(tmp_path)

@@ -58,6 +58,8 @@ class _Record(BaseModel, strict=True, extra="allow"):
     parameters: _Parameters
     layers: dict[str, Share]
     seconds: FiniteFloat
+    dense: dict[str, Any] | None = None  # of the twin, where there is one
+    fast: dict[str, Any] | None = None  # of the model as it is deployed
 
 
 def read_record(folder: Path) -> dict[str, Any]:
