@@ -16,7 +16,7 @@ from platon.engine.proof.call import tensors_in
 from platon.engine.proof.linear import width_in
 
 _PROBE = torch.linspace(-8, 8, 257)
-_SHAPES = ((3,), (2, 6))  # tokens of a trial; a module with attention takes rows of them alone
+_SHAPES = ((3,), (2, 6))  # of the tokens in a trial: experts take a list of tokens, a module with attention takes rows
 
 
 def followers(model: nn.Module, layers: Collection[nn.Module]) -> dict[nn.Module, tuple[nn.Module, str]]:

@@ -38,12 +38,6 @@ class Parts:
     onward: Sequence[SparseLinear]
     norms: Sequence[nn.LayerNorm]
 
-    def hold_all(self) -> bool:
-        """Whether the module has no tensors but theirs."""
-        theirs = (*self.inward, *self.onward, *self.norms)
-        held = {id(one) for part in theirs for one in (*part.parameters(), *part.buffers())}
-        return held == {id(one) for one in (*self.module.parameters(), *self.module.buffers())}
-
 
 class _Packed(NamedTuple):
     """Layers as the kernel takes them, with what they were made of."""
@@ -74,9 +68,7 @@ class EncoderCall:
 
     def takes(self, x: Any) -> bool:
         """Whether tokens can be computed: the call is not traced, and nobody changed or watches a module inside."""
-        if not isinstance(x, Tensor) or not is_eager(x) or x.dim() != 3:
-            return False
-        return FEWEST_QUERIES <= x.shape[1] <= MOST_KEYS and self.is_intact() and not any(map(is_trained, self._norms))
+        return are_tokens(x) and self.is_intact() and not any(map(is_trained, self._norms))
 
     def answer(self, x: Tensor, mask: Any, guesses: Sequence[Guess]) -> Tensor | None:
         """What the last layer makes of tokens; `None`: the kernel cannot read the mask or a norm.
@@ -120,6 +112,11 @@ class EncoderCall:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_packed": None}  # a copy has tensors of its own
+
+
+def are_tokens(x: Any) -> bool:
+    """Whether this is [rows, tokens, features], of no traced call, with as many tokens as the kernel attends to."""
+    return isinstance(x, Tensor) and is_eager(x) and x.dim() == 3 and FEWEST_QUERIES <= x.shape[1] <= MOST_KEYS
 
 
 class Arguments:

@@ -6,6 +6,7 @@ do what is a guess from what a layer holds, which a trial on random tokens has t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -34,8 +35,8 @@ class EncoderLayer(Guessed):
     def is_intact(self) -> bool:
         return self.call.is_intact()
 
-    def holds_all(self) -> bool:
-        return self.parts.hold_all()
+    def used(self) -> Sequence[nn.Module]:
+        return [*self.parts.inward, *self.parts.onward, *self.parts.norms]
 
     def cases(self, guess: Guess, length: int, random: torch.Generator) -> list[dict[str, Tensor]]:
         """Without a mask, and with one."""

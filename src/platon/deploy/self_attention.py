@@ -7,14 +7,14 @@ themselves, which takes more time than all sparse layers together.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from platon.deploy.attention import FEWEST_QUERIES, MOST_KEYS, expanded
-from platon.deploy.encoder_call import MASK, Arguments
-from platon.deploy.inference_layer import is_eager
+from platon.deploy.attention import expanded
+from platon.deploy.encoder_call import MASK, Arguments, are_tokens
 from platon.deploy.layer import SparseLinear
 from platon.deploy.outline import Wiring
 from platon.deploy.sparse_operator import kernel
@@ -40,10 +40,8 @@ class SelfAttention(Guessed):
     def is_intact(self) -> bool:
         return self._wiring.is_intact()
 
-    def holds_all(self) -> bool:
-        layers = self.inward if self.outward is None else [*self.inward, self.outward]
-        held = {id(one) for layer in layers for one in (*layer.parameters(), *layer.buffers())}
-        return held == {id(one) for one in (*self.module.parameters(), *self.module.buffers())}
+    def used(self) -> Sequence[nn.Module]:
+        return self.inward if self.outward is None else [*self.inward, self.outward]
 
     def cases(self, guess: Guess, length: int, random: torch.Generator) -> list[dict[str, Tensor]]:
         """Without a mask, with one for keys and with one for queries too, and, where there can be one, with a bias."""
@@ -96,9 +94,7 @@ class SelfAttention(Guessed):
 
     def _takes(self, x: Any) -> bool:
         """Whether tokens can be computed: the call is not traced, and nobody changed or watches a module inside."""
-        if not isinstance(x, Tensor) or not is_eager(x) or x.dim() != 3 or x.dtype != torch.float32:
-            return False
-        return FEWEST_QUERIES <= x.shape[1] <= MOST_KEYS and self.is_intact()
+        return are_tokens(x) and x.dtype == torch.float32 and self.is_intact()
 
 
 def attend_at_once(model: nn.Module) -> None:

@@ -62,8 +62,8 @@ class Guessed:
         """Whether the modules inside are those that were found, and nobody waits for what they compute."""
         raise NotImplementedError
 
-    def holds_all(self) -> bool:
-        """Whether the module has no other tensors than those that the answer is computed with."""
+    def used(self) -> Sequence[nn.Module]:
+        """The modules that the answer is computed with."""
         raise NotImplementedError
 
     def cases(self, guess: Guess, length: int, random: torch.Generator) -> list[dict[str, Tensor]]:
@@ -90,7 +90,7 @@ class Guessed:
     @torch.no_grad()
     def confirmed(self, length: int) -> Any:
         """The first guess that explains what the module makes of a few random tokens, if it does so of many too."""
-        for guess in guesses(self.module, self.inward) if self.holds_all() else ():
+        for guess in guesses(self.module, self.inward) if self._uses_all() else ():
             if self._explains(guess, TOKENS):
                 (q, k, v), heads = guess
                 # If keys can take the place of queries, all tokens are attended to alike, and a trial shows nothing.
@@ -98,6 +98,11 @@ class Guessed:
                     return None
                 return guess if length == TOKENS or self._explains(guess, length) else None
         return None
+
+    def _uses_all(self) -> bool:
+        """Whether the module has no other tensors than those that the answer is computed with."""
+        used = {id(one) for part in self.used() for one in (*part.parameters(), *part.buffers())}
+        return used == {id(one) for one in (*self.module.parameters(), *self.module.buffers())}
 
     def _explains(self, guess: Guess, length: int, by: float = 2e-5, cases: int | None = None) -> bool:
         """Whether the module gives what a guess says, within a difference, in the first cases or in all."""
